@@ -1,5 +1,5 @@
-"""The same run on machines of others, really run on this one: the cells of the notebook, the program of a SkyPilot
-machine against the Hub for tests, alone and two of them, and the commands that write both."""
+"""The same run on machines of others, really run on this one: the program of a SkyPilot machine against the Hub for
+tests, alone and two of them. The notebook's cells are in test_notebook_cells."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ import pytest
 
 import training
 from hub_emulator import Hub
-from skill_train.cloud.elsewhere import colab
+from planned_elsewhere import STEPS, compared, planned, trained_here
 from skill_train.core.resources import node_program, train_program
-from skill_train.run import compare_runs
-from skill_train.run.folder import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
-STEPS = 4
 FOLDER = "me/jobs-artifacts/skill-train-0123456789ab"
 
 
@@ -38,54 +35,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run as `local` makes it, by the same file, without dropout: it is drawn by process."""
-    run = planned(tmp_path_factory.mktemp("straight"))
-    subprocess.run([sys.executable, train_program(), run / "plan.json"], check=True, stdout=subprocess.DEVNULL)
-    return run
-
-
-def planned(folder: Path, **values: Any) -> Path:
-    run = training.write_run(folder / "run", max_steps=STEPS, save_steps=1, lora_dropout=0.0, **values)
-    plan = json.loads((run / "plan.json").read_text())
-    plan["policy"] = {"sensitive": False, "hub_model_id": "me/tuned"}
-    (run / "plan.json").write_text(json.dumps(plan, indent=1))
-    return run
-
-
-def compared(a: Path, b: Path) -> compare_runs.Comparison:
-    return compare_runs.compare(compare_runs.read_run(RunDir(a)), compare_runs.read_run(RunDir(b)))
-
-
-# --- Colab ---
-
-
-def test_the_cells_of_the_notebook_train_and_go_on(straight: Path, tmp_path: Path) -> None:
-    """All but those of Colab itself, twice: the second time finds its work done."""
-    run = planned(tmp_path)
-    data = {"rows.jsonl": tmp_path / "rows.jsonl"}
-    colab.write_notebook(
-        tmp_path / "colab.ipynb", run / "plan.json", gpu="T4", run_id="0123456789ab", data=data, packages=()
-    )
-    (tmp_path / "rows.jsonl").rename(tmp_path / "elsewhere.jsonl")  # the notebook brings its own
-    cells = json.loads((tmp_path / "colab.ipynb").read_text())["cells"]
-    sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code" and "colab" not in tags(c)]
-    drive = tmp_path / "drive"
-    program = tmp_path / "cells.py"
-    program.write_text("\n".join([f"FOLDER, PYTHON = {str(drive)!r}, {[sys.executable]!r}", *sources]))
-    for words in ("step 4 of 4", "this run was trained before"):
-        done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert words in done.stdout and "verdict: pass" in done.stdout
-    found = compared(straight, drive)
-    assert (found.verdict, found.recipe, found.same_weights) == ("same", [], True)
-    assert (found.losses or {})["equal"] is True
-
-
-def tags(cell: dict[str, Any]) -> list[str]:
-    return list(cell["metadata"].get("tags", []))
-
-
-# --- SkyPilot ---
+    return trained_here(tmp_path_factory.mktemp("straight"))
 
 
 class Machine:
