@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import merging
+import shared_runs
 import tiny
 
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))
+SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # Python itself, whose end a full disk may meet
 FULL = Path("/dev/full")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FULL.exists(), reason="Linux has it")]
@@ -58,7 +59,7 @@ def test_a_merge_into_what_is_no_folder_is_refused_before_it(here: Path, out: st
     merging.adapter(base, here / "adapter", targets=["q_proj"])
     (here / "link").symlink_to("nowhere")
     before = set(here.iterdir())
-    done = _call(here, f"merge --base base --adapter adapter --out {out}")
+    done = _call(here, f"merge --base base --adapter adapter --out {out}", script=shared_runs.script())
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (2, "system_error" if out == "loop" else "output_exists")
     assert "merging: " not in done.stderr and set(here.iterdir()) == before
@@ -94,7 +95,13 @@ def test_a_terminal_of_no_width_and_a_home_that_is_a_file(here: Path) -> None:
 
 
 def _call(
-    folder: Path, words: str, *, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE, **more: str
+    folder: Path,
+    words: str,
+    *,
+    stdout: Any = subprocess.PIPE,
+    stderr: Any = subprocess.PIPE,
+    script: str = SCRIPT,
+    **more: str,
 ) -> Any:
     import shlex
 
@@ -102,7 +109,7 @@ def _call(
     home = {} if "HOME" in more else {"SKILL_TRAIN_CACHE": str(folder.parent / "cache")}
     kept = {name: value for name, value in os.environ.items() if name != "SKILL_TRAIN_CACHE"}
     return subprocess.run(
-        [SCRIPT, *arguments],
+        [script, *arguments],
         cwd=folder,
         env=kept | home | more,
         stdout=stdout,

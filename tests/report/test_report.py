@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 
 import browser
 import light
+import shared_runs
 import whole_records
 from command_tree import commands
 from one_command import answered
@@ -32,7 +32,6 @@ from skill_train.run.folder import RunDir
 pytestmark = pytest.mark.slow
 
 RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "demo"
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 HOME = "/home/ada lovelace"
 SCALE = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0, "h": 3600.0, "min": 60.0, "s": 1.0, "tokens/s": 1.0, "%": 0.01}
 
@@ -47,6 +46,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def run(tmp_path: Path) -> Path:
     shutil.copytree(RECORDED, tmp_path / "demo")
     return tmp_path / "demo"
+
+
+@pytest.fixture
+def plain(run: Path) -> Path:
+    """Its page has no charts, which take a second."""
+    for name in ("metrics.jsonl", "evaluate.json", "verify.json", "quantize.json", "convert.json"):
+        (run / name).unlink()
+    return run
 
 
 def make(*runs: Path, out: Path | None = None) -> Page:
@@ -272,7 +279,8 @@ def _curve(html: str, gid: str) -> str:
     return found[0]
 
 
-def test_a_run_in_the_cloud_shows_its_jobs(run: Path) -> None:
+def test_a_run_in_the_cloud_shows_its_jobs(plain: Path) -> None:
+    run = plain
     job = {"number": 1, "state": "started", "job_id": "64f0", "url": "https://huggingface.co/jobs/ada/64f0"}
     job |= {"flavor": "a10g-small", "timeout_seconds": 7200, "usd_per_hour": 1.0, "asked_at": "2026-11-21T10:00:00Z"}
     spoofed = job | {"number": 2, "job_id": "64f1", "url": "javascript:alert(1)"}
@@ -349,7 +357,7 @@ def test_a_record_of_another_shape_is_named_as_such(run: Path) -> None:
 def test_the_command_answers_with_one_document(run: Path, page: Page) -> None:
     (run / "evaluate.json").unlink()
     done = subprocess.run(
-        [SCRIPT, "report", run.name, "--format", "json"], cwd=run.parent, capture_output=True, text=True
+        [shared_runs.script(), "report", run.name, "--format", "json"], cwd=run.parent, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -357,26 +365,30 @@ def test_the_command_answers_with_one_document(run: Path, page: Page) -> None:
     assert answer["data"]["bytes"] == (run / "report.html").stat().st_size
     assert answer["data"]["runs"][0]["headline"] == "Proven: 45 of 45 checks pass on 3 files"
     assert answer["next"] == ["skill-train evaluate demo"]
-    elsewhere = subprocess.run([SCRIPT, "report", run, "--format", "json"], cwd="/", capture_output=True, text=True)
+    elsewhere = subprocess.run(
+        [shared_runs.script(), "report", run, "--format", "json"], cwd="/", capture_output=True, text=True
+    )
     answer = json.loads(elsewhere.stdout)
     assert answer["next"] == [answer["data"]["runs"][0]["missing"][0]["command"]] == [f"skill-train evaluate {run}"]
     assert str(run.parent) not in (run / "report.html").read_text()
-    refused = subprocess.run([SCRIPT, "report", "nowhere"], cwd=run.parent, capture_output=True, text=True)
+    refused = subprocess.run(
+        [shared_runs.script(), "report", "nowhere"], cwd=run.parent, capture_output=True, text=True
+    )
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["error"]["code"] == "not_a_run"
 
 
-def test_names_like_numbered_ones_are_told_apart_and_the_page_of_one_stays(run: Path, tmp_path: Path) -> None:
+def test_names_like_numbered_ones_are_told_apart_and_the_page_of_one_stays(plain: Path, tmp_path: Path) -> None:
     others = [tmp_path / "a" / "demo", tmp_path / "demo (2)"]
     for other in others:
-        shutil.copytree(RECORDED, other)
-    code, answer = answered("report", run)
-    page = run / "report.html"
+        shutil.copytree(plain, other)
+    code, answer = answered("report", plain)
+    page = plain / "report.html"
     assert (code, answer["data"]["report"]) == (0, str(page))
     of_one = page.read_bytes()
-    code, answer = answered("report", run, *others)
+    code, answer = answered("report", plain, *others)
     assert [each["run"] for each in answer["data"]["runs"]] == ["demo (1)", "demo (3)", "demo (2)"]
-    assert (answer["data"]["report"], page.read_bytes()) == (str(run / "compared.html"), of_one)
+    assert (answer["data"]["report"], page.read_bytes()) == (str(plain / "compared.html"), of_one)
 
 
 def test_without_its_libraries_it_says_what_to_install(run: Path, tmp_path: Path) -> None:
