@@ -23,7 +23,7 @@ from command_tree import commands
 from hub_emulator import Hub, JobFault
 from skill_train.cli import GROUPS
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("trl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +11,11 @@ from typing import Any
 from hub_emulator import Hub
 from hub_emulator.buckets import read_file
 
-# Of each child process that Python starts, exactly; put on the path of the commands.
-_HOOK = """
-import json, sys
-def told(name, given):
-    if name in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
-        with open({file!r}, "a") as file:
-            file.write(json.dumps([name, [str(each) for each in given[:2]]]) + "\\n")
-sys.addaudithook(told)
-"""
-
 
 def hook(folder: Path) -> dict[str, str]:
-    """Environment of a Python process that writes the arguments of its children, and theirs, into a file."""
+    """Environment of a `Commands` that writes the arguments of each process that it starts, exactly, into a file."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(_HOOK.format(file=str(folder / "argv.jsonl")))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+    return {"TEST_ARGUMENTS": str(folder / "argv.jsonl")}
 
 
 @contextmanager
