@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.program_events import Probed
@@ -189,11 +189,12 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """The recipe, the model and the data of a training."""
+    """The recipe, the model and the data of a training; and the memory of its steps: many flavors take the same."""
 
     recipe: ResolvedRecipe
     model: ModelFacts
     dataset: DatasetFacts
+    counted: dict[MicroStep, list[Part] | None] = field(default_factory=dict)
 
 
 def fit(workload: Workload, machine: MachineFacts, device: str, dtype: str) -> Fit:
@@ -208,7 +209,9 @@ def fit(workload: Workload, machine: MachineFacts, device: str, dtype: str) -> F
 
 
 def _laid(workload: Workload, usable: int | None, processes: int, strategy: str, step: MicroStep) -> Fit:
-    parts = _parts(workload.model, workload.dataset, step)
+    if step not in workload.counted:
+        workload.counted[step] = _parts(workload.model, workload.dataset, step)
+    parts = workload.counted[step]
     memory = None if parts is None else total(parts, _basis(step))
     fits = None if memory is None or usable is None else memory.high <= usable
     proof = None if fits is not False else _proof(step, parts or [], usable or 0)
