@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import cloud_runs
 import planning
 import step_records
 from cloud_runs import Cloud
-from command_child import Done, program
+from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, Lie
 from hub_models import add_model
 from skill_train.core.files import write_json
@@ -170,33 +170,42 @@ RESOLVE, TREE = "HEAD /datasets/me/rows/resolve/", "GET /api/datasets/me/rows/tr
 
 @pytest.mark.parametrize("where", [RESOLVE, TREE])
 def test_data_ends_when_the_hub_does_not_answer(cloud: Cloud, call: Call, where: str) -> None:
-    _rows(cloud)
+    _rows(cloud.hub)
     cloud.hub.faults.add(where, HANGS, times=ALWAYS)
     _assert_gave_up(call("data", "me/rows"), call, about="the dataset me/rows", then="skill-train data me/rows")
 
 
+@pytest.fixture
+def asked(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Iterator[tuple[Hub, Callable[..., Done]]]:
+    """The Hub of all tests that wait for nothing, and `data` in the process that they share."""
+    hub, commands, home = desk
+    _rows(hub)
+    yield hub, lambda *words: commands.run(tmp_path, hub.environment(home), "data", *words)
+    hub.faults.clear()
+
+
 @pytest.mark.parametrize("body", [b"", b"null", b"[[1]]", b"5", b'{"x": 1}', b"<html>", b"[" * 100_000, b'[{"x": 1}]'])
-def test_data_explains_what_is_no_listing(cloud: Cloud, call: Call, body: bytes) -> None:
-    _rows(cloud)
-    cloud.hub.faults.add(TREE, Lie(body=body), times=ALWAYS)
-    done = call("data", "me/rows")
+def test_data_explains_what_is_no_listing(asked: tuple[Hub, Callable[..., Done]], body: bytes) -> None:
+    hub, data = asked
+    hub.faults.add(TREE, Lie(body=body), times=ALWAYS)
+    done = data("me/rows")
     assert done.code in (2, 8) and done.answer["error"]["code"] in ("hub_error", "unreadable_dataset"), done
 
 
-def test_data_explains_an_answer_without_end(cloud: Cloud, call: Call) -> None:
-    _rows(cloud)
-    cloud.hub.faults.add(TREE, Lie(body=b" " * 101_000_000), times=ALWAYS)
-    done = call("data", "me/rows")
+def test_data_explains_an_answer_without_end(asked: tuple[Hub, Callable[..., Done]]) -> None:
+    hub, data = asked
+    hub.faults.add(TREE, Lie(body=b" " * 101_000_000), times=ALWAYS)
+    done = data("me/rows")
     assert done.error == (8, "hub_error") and "100 MB" in done.answer["error"]["expected"], done
 
 
-def test_data_explains_a_file_that_came_otherwise(cloud: Cloud, call: Call) -> None:
-    _rows(cloud)
-    cloud.hub.faults.add("GET /datasets/me/rows/resolve/", Lie(body=b"<html>"), times=ALWAYS)
-    assert call("data", "me/rows").error == (8, "hub_error")
-    cloud.hub.faults.clear()
-    cloud.hub.faults.add(RESOLVE, Lie(), times=ALWAYS)  # without the commit
-    assert call("data", "me/rows").error == (8, "hub_error")
+def test_data_explains_a_file_that_came_otherwise(asked: tuple[Hub, Callable[..., Done]]) -> None:
+    hub, data = asked
+    hub.faults.add("GET /datasets/me/rows/resolve/", Lie(body=b"<html>"), times=ALWAYS)
+    assert data("me/rows").error == (8, "hub_error")
+    hub.faults.clear()
+    hub.faults.add(RESOLVE, Lie(), times=ALWAYS)  # without the commit
+    assert data("me/rows").error == (8, "hub_error")
 
 
 @pytest.mark.parametrize(
@@ -204,23 +213,24 @@ def test_data_explains_a_file_that_came_otherwise(cloud: Cloud, call: Call) -> N
     [
         (("me/none",), (2, "unknown_dataset")),
         (("me/gated",), (4, "gated")),
-        (("me/rows", "--split", "best"), (2, "bad_split")),
+        (("me/whole", "--split", "best"), (2, "bad_split")),
         (("--recipe", "recipe.yaml"), (2, "unknown_revision")),
     ],
 )
 def test_data_that_is_not_on_the_hub(
-    cloud: Cloud, call: Call, tmp_path: Path, words: tuple[str, ...], told: tuple[int, str]
+    asked: tuple[Hub, Callable[..., Done]], tmp_path: Path, words: tuple[str, ...], told: tuple[int, str]
 ) -> None:
-    _rows(cloud)
-    cloud.hub.add("dataset", "me/gated", {"train.jsonl": b"{}"}, gated=True)
-    (tmp_path / "recipe.yaml").write_text("model: x/y\ndata: me/rows\ndata_revision: none\n")
-    assert call("data", *words).error == told
+    hub, data = asked
+    _rows(hub, "me/whole")  # which may be cached from here on
+    hub.add("dataset", "me/gated", {"train.jsonl": b"{}"}, gated=True)
+    (tmp_path / "recipe.yaml").write_text("model: x/y\ndata: me/whole\ndata_revision: none\n")
+    assert data(*words).error == told
 
 
-def _rows(cloud: Cloud) -> None:
+def _rows(hub: Hub, name: str = "me/rows") -> None:
     pytest.importorskip("datasets")
     rows = b'{"prompt": "q", "completion": "a"}\n{"prompt": "p", "completion": "b"}\n'
-    cloud.hub.add("dataset", "me/rows", {"train.jsonl": rows, "README.md": b"---\nlicense: mit\n---\n"})
+    hub.add("dataset", name, {"train.jsonl": rows, "README.md": b"---\nlicense: mit\n---\n"})
 
 
 # --- Uploads ---
