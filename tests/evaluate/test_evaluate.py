@@ -42,11 +42,11 @@ def made() -> gguf_maker.Export:
 
 @pytest.fixture(scope="module")
 def run(made: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory as training, merging and exporting leave it, with twelve held-out rows."""
+    """A run directory as training, merging and exporting leave it, with six held-out rows."""
     folder = tmp_path_factory.mktemp("evaluate") / "run"
     data = training.write_data(folder.parent, tiny.rows(40))
     training.write_plan(folder, made.base, data, max_steps=1, score="regex", score_pattern=r"so (\d+)")
-    write_rows(folder / "held_out.jsonl", encoded(made.base, data, 12))
+    write_rows(folder / "held_out.jsonl", encoded(made.base, data, 6))
     shutil.copytree(made.adapter, folder / "adapter")
     shutil.copytree(made.merged, folder / "merged")
     (folder / "gguf").mkdir()
@@ -74,7 +74,7 @@ def test_the_answer_has_every_model_and_fits(answered: dict[str, Any], made: ggu
     }
     assert {one["measure"] for one in data["differences"]} == {"loss", "exact_match", "score"}
     assert all(one["low"] <= one["difference"] <= one["high"] for one in data["differences"])
-    assert (data["rows"], data["asked"], data["score"], data["reused"]) == (12, 12, "regex", False)
+    assert (data["rows"], data["asked"], data["score"], data["reused"]) == (6, 6, "regex", False)
     assert set(data["answers"][0]["answers"]) == set(names)
     assert len(json.dumps(answered, ensure_ascii=False).encode()) < MAX_JSON_BYTES and "shortened" not in answered
     assert [warning["code"] for warning in answered["warnings"]] == ["few_rows", "blind"]
@@ -98,7 +98,7 @@ def test_a_file_says_what_its_model_says(answered: dict[str, Any], made: gguf_ma
 
 def test_the_record_holds_all_rows_and_is_used_again(answered: dict[str, Any], run: Path) -> None:
     record = json.loads((run / "evaluate.json").read_text(encoding="utf-8"))
-    assert len(record["answers"]) == 12 and all(len(one["scores"]) == 5 for one in record["answers"])
+    assert len(record["answers"]) == 6 and all(len(one["scores"]) == 5 for one in record["answers"])
     again = call("evaluate", run)
     assert again == answered | {"data": answered["data"] | {"reused": True}}  # with its warnings
 
@@ -118,7 +118,7 @@ def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: ggu
     data, rows = answer["data"], read_rows(run / "held_out.jsonl")
     assert [one["name"] for one in data["models"]] == ["base", "tuned"]
     assert (data["rows"], data["score"], data["reused"]) == (3, "json", False)
-    assert data["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows[::4], made.adapter), rel=1e-5)
+    assert data["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows[::2], made.adapter), rel=1e-5)
     assert answer["next"] == [f"skill-train export-gguf {copy}", f"skill-train report {copy}"]
     assert all(one["says"] != "better" for one in data["differences"])  # three rows
 
@@ -144,7 +144,7 @@ def test_a_merge_of_an_earlier_adapter_is_not_the_tuned_model(
     tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
     write_trained(copy)
     answer = call("evaluate", copy, "--rows", 3)
-    rows = read_rows(run / "held_out.jsonl")[::4]
+    rows = read_rows(run / "held_out.jsonl")[::2]
     assert answer["data"]["reused"] is False
     assert answer["data"]["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows, copy / "adapter"), rel=1e-5)
     warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
