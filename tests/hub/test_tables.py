@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fed_runs
 import tiny
 from command_child import Commands
 from hub_emulator import Hub
@@ -23,16 +22,6 @@ pytest.importorskip("datasets")
 
 CELLS = [("Which gas?", "NA"), ("And now?", "None"), ("What number?", "007"), ("Is it so?", "True"), ("So?", "1.50")]
 TABLES = {"train.csv": ",", "rows.csv": ";", "data/train.tsv": "\t"}
-# The answers as the training program feeds them, of each plan.
-FED = """
-import json, sys
-from skill_train.program.rows import iter_rows
-for path in sys.argv[1:]:
-    recipe = json.load(open(path))["recipe"]
-    how = {"config": recipe["data_config"], "revision": recipe["data_revision"], "file": recipe.get("data_file")}
-    rows = iter_rows(recipe["data"], split=recipe["split"], **how)
-    print(json.dumps([list(row.values()) for _, row in rows]))
-"""
 
 
 def _table(delimiter: str) -> bytes:
@@ -47,14 +36,8 @@ def test_the_values_are_those_of_the_file(desk: tuple[Hub, Commands, Path], tmp_
     planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
     assert planned.code == 0, planned.stdout
     recipe: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())["recipe"]
-    fed = subprocess.run(
-        [sys.executable, "-c", FED, "plan.json"],
-        cwd=tmp_path,
-        env=hub.environment(home),
-        capture_output=True,
-        text=True,
-    )
-    assert json.loads(fed.stdout.splitlines()[-1]) == [list(cells) for cells in CELLS], fed.stderr
+    [fed] = fed_runs.ask(hub.environment(home), "--raw", tmp_path / "plan.json")
+    assert fed == [list(cells) for cells in CELLS]
     assert recipe["data_file"] == name and not recipe.get("images")
     words = ["data", "me/table", "--model", str(tiny.cached("gemma")), "--format", "json"]
     inspected = commands.run(tmp_path, hub.environment(home), *words)
@@ -72,15 +55,8 @@ def test_the_values_of_several_tables_are_those_of_their_files(
     words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--where", "local"]
     planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
     assert planned.code == 0, planned.stdout
-    fed = subprocess.run(
-        [sys.executable, "-c", FED, "plan.json"],
-        cwd=tmp_path,
-        env=hub.environment(home),
-        capture_output=True,
-        text=True,
-    )
-    assert fed.returncode == 0, fed.stderr
-    assert json.loads(fed.stdout.splitlines()[-1]) == [list(cells) for cells in (*CELLS[1:3], *CELLS)]
+    [fed] = fed_runs.ask(hub.environment(home), "--raw", tmp_path / "plan.json")
+    assert fed == [list(cells) for cells in (*CELLS[1:3], *CELLS)]
     words = ["data", "me/table", "--model", str(tiny.cached("gemma")), "--format", "json"]
     inspected = commands.run(tmp_path, hub.environment(home), *words)
     assert inspected.code == 0 and inspected.data["rows"] == inspected.data["usable_rows"] == 7, inspected.stdout

@@ -1,7 +1,7 @@
 """Runs as the trainer leaves them, by the program's own functions, without the steps.
 
-As a program, because huggingface_hub reads its environment once: `rows_of` each plan that it is given, or `texts_of`
-each run whose folder comes in a line.
+As a program, because huggingface_hub reads its environment once: `rows_of` each plan that it is given, or with `--raw`
+`values_of`; without a plan, `texts_of` each run whose folder comes in a line.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.program.chat.labels import rows_digest
 from skill_train.program.events import Refused, write_rows
 from skill_train.program.main import SAMPLE_ROWS, load_data, load_pictures
+from skill_train.program.rows import iter_rows
 from skill_train.program.split import Data
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.run.folder import RunDir
@@ -83,16 +84,24 @@ def rows_of(plan: str) -> dict[str, Any]:
     return about | {"digests": digests, "order": data["order"]}
 
 
-def ask(environment: dict[str, str], *plans: Path) -> list[dict[str, Any]]:
-    """`rows_of` each, in a process with this environment."""
+def values_of(plan: str) -> list[list[Any]]:
+    """The values of each row, before anything is made of them."""
+    recipe = json.loads(Path(plan).read_text())["recipe"]
+    how = {"config": recipe["data_config"], "revision": recipe["data_revision"], "file": recipe.get("data_file")}
+    return [list(row.values()) for _, row in iter_rows(recipe["data"], split=recipe["split"], **how)]
+
+
+def ask(environment: dict[str, str], *plans: object) -> list[Any]:
+    """`rows_of` each, in a process with this environment; with `--raw` before them, `values_of`."""
     command = [sys.executable, os.path.abspath(__file__), *map(str, plans)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "[["))]
 
 
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        print(json.dumps(rows_of(path)), flush=True)
+    raw, plans = sys.argv[1:2] == ["--raw"], [word for word in sys.argv[1:] if word != "--raw"]
+    for path in plans:
+        print(json.dumps(values_of(path) if raw else rows_of(path)), flush=True)
     for line in [] if sys.argv[1:] else sys.stdin:
         print(json.dumps(dataclasses.asdict(texts_of(RunDir(Path(line.strip())), MODEL))), flush=True)
