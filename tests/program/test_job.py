@@ -30,16 +30,18 @@ from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
 from waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+pytestmark = pytest.mark.slow
 
 STEPS = 24
+PYTHON = sys.executable
 
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
 import sys
+from skill_train.core.resources import train_program
 from skill_train.program import main
 from skill_train.program.cloud import job, push
-job.KEEP_SECONDS, push.PAUSES = 0.02, (0, 0)
+job.KEEP_SECONDS, push.PAUSES, job.PROGRAM = 0.02, (0, 0), train_program()
 sys.exit(main.main(sys.argv[1:]))
 """
 
@@ -60,10 +62,17 @@ def disk(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture
+def _real_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed here is the training itself, and nothing that stands for it."""
+    monkeypatch.setattr(sys, "executable", PYTHON)
+
+
 # --- In a plain folder ---
 
 
 @pytest.mark.torture
+@pytest.mark.usefixtures("_real_python")
 def test_stopped_again_and_again_it_ends_with_the_same_bytes(straight: Path, tmp_path: Path, disk: Path) -> None:
     """Killed at a random step, with a torn checkpoint afterwards; then its folder takes no results; then once more."""
     run, step = _write(tmp_path / "run"), random.randrange(6, STEPS)
@@ -97,6 +106,7 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes(straight: Path, tmp
     assert not list(run.rglob("*.part"))
 
 
+@pytest.mark.usefixtures("_real_python")
 def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: Path, disk: Path) -> None:
     """The copy of the first checkpoint is held up in a pipe while SIGTERM arrives."""
     run = _write(tmp_path / "run", max_steps=400, save_steps=3)
@@ -159,7 +169,7 @@ def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_pa
     ],
 )
 def test_a_model_that_cannot_be_read_is_explained(
-    hub: Hub, tmp_path: Path, disk: Path, fault: Fault | None, files: str, code: str, exit_code: int, first: str
+    hub: Hub, tmp_path: Path, fault: Fault | None, files: str, code: str, exit_code: int, first: str
 ) -> None:
     """The child has no word for it but its traceback. Without a fault the model is gated."""
     there = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
@@ -170,7 +180,7 @@ def test_a_model_that_cannot_be_read_is_explained(
     plan = json.loads((run / "plan.json").read_text())
     plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}
     (run / "plan.json").write_text(json.dumps(plan))
-    process = _start(run, disk, "--job", hub=hub.environment(tmp_path / "home"), errors=subprocess.STDOUT)
+    process = _start(run, None, "--job", hub=hub.environment(tmp_path / "home"), errors=subprocess.STDOUT)
     lines = process.communicate(timeout=200)[0].splitlines()
     assert process.returncode == 5, lines
     ending = Ending("ERROR", "Job failed with exit code: 5. Reason: Error", lines=tuple(lines[-60:]))
@@ -250,11 +260,12 @@ def _write(run: Path, **values: Any) -> Path:
 
 
 def _start(
-    run: Path, disk: Path, *arguments: str, hub: dict[str, str] | None = None, errors: int = subprocess.DEVNULL
+    run: Path, disk: Path | None, *arguments: str, hub: dict[str, str] | None = None, errors: int = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
-    """In a group of its own, as in a container."""
+    """In a group of its own, as in a container. Libraries read the folder of a disk when they are imported: without one
+    the training starts warm."""
     command = [sys.executable, "-c", QUICK, str(run / "plan.json"), *(arguments or ("--job", "--rehearse"))]
-    environment = (hub or dict(os.environ)) | {"TMPDIR": str(disk)}
+    environment = (hub or dict(os.environ)) | ({"TMPDIR": str(disk)} if disk else {})
     out = subprocess.PIPE
     return subprocess.Popen(command, stdout=out, stderr=errors, text=True, env=environment, start_new_session=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,13 +16,13 @@ import pytest
 
 import tiny
 import training
-from command_child import Commands, program
+from command_child import program
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import is_locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
-STEPS = 200
+STEPS = 100
 SOON = 30  # seconds, on a busy machine
 
 
@@ -35,7 +34,7 @@ def _hears_of_its_terminal() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_path: Path) -> None:
+def test_it_stops_at_a_checkpoint_and_goes_on_at_once(warm_python: Path, tmp_path: Path) -> None:
     _write(tmp_path)
     processes = _kill(tmp_path, "training: ", signal.SIGKILL)
     run = tmp_path / "run"
@@ -46,8 +45,9 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
     step = _newest(run)
     assert 0 < step < STEPS
     assert "Traceback" not in (run / "train.log").read_text()
-    done = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
-    assert done.data["steps"] == STEPS and f"resuming from checkpoint-{step}" in done.stderr
+    command = [str(warm_python), *program("local", "--resume", "--run-dir", "run", "--format", "json")[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(done.stdout)["data"]["steps"] == STEPS and f"resuming from checkpoint-{step}" in done.stderr
     assert [line["step"] for line in training.metrics(run)] == list(range(1, STEPS + 1))
 
 
@@ -61,12 +61,11 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
     ],
 )
 @pytest.mark.usefixtures("_hears_of_its_terminal")
-def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: int, at: str) -> None:
+def test_a_command_that_is_asked_to_end_says_how_to_go_on(warm_python: Path, tmp_path: Path, how: int, at: str) -> None:
     """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
     _write(tmp_path)
-    command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
+    with _started(tmp_path, warm_python, pipes) as process:
         next(line for line in process.stderr or () if line.startswith(at))
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(how)
@@ -82,16 +81,16 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: i
     assert (_newest(tmp_path / "run") > 0) == (at == "training: ")
 
 
-def test_before_its_first_step_it_ends_at_once(tmp_path: Path) -> None:
+def test_before_its_first_step_it_ends_at_once(warm_python: Path, tmp_path: Path) -> None:
     """There is nothing to save yet."""
     _write(tmp_path)
-    processes = _kill(tmp_path, "loading the model", signal.SIGKILL)
+    processes = _kill(tmp_path, "loading the model", signal.SIGKILL, training=warm_python)
     _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert alive == [] and is_locked(RunDir(tmp_path / "run")) is False
     assert "command that started it has ended" in _failed(tmp_path / "run")["message"]
 
 
-def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> None:
+def test_all_of_several_processes_end(tmp_path: Path) -> None:
     """The launcher of accelerate, and both processes that it started."""
     values = {"max_steps": STEPS, "save_steps": STEPS, "split": (2, 1, 2)}
     training.write_run(tmp_path / "run", base=tiny.cached("gemma"), **values)
@@ -137,7 +136,9 @@ local.train(RunDir(Path("run")), plan, resume=False, progress=tell, say=lambda _
 """
 
 
-def _kill(folder: Path, at: str, how: int, *, driver: bool = False) -> list[psutil.Process]:
+def _kill(
+    folder: Path, at: str, how: int, *, driver: bool = False, training: Path | None = None
+) -> list[psutil.Process]:
     """Kills the command alone when it says something that begins so. Returns all that it had started.
 
     A test that the system left waiting can be too late: the whole training takes 5 s. It then begins again.
@@ -145,7 +146,7 @@ def _kill(folder: Path, at: str, how: int, *, driver: bool = False) -> list[psut
     fresh = folder / "fresh"
     shutil.copytree(folder / "run", fresh) if driver else fresh.mkdir()
     for _ in range(3):
-        started = _kill_once(folder, at, how, driver=driver)
+        started = _kill_once(folder, at, how, driver=driver, training=training)
         steps = folder / "run" / "metrics.jsonl"
         if not steps.is_file() or steps.read_text().count("\n") < STEPS / 2:
             return started
@@ -155,11 +156,9 @@ def _kill(folder: Path, at: str, how: int, *, driver: bool = False) -> list[psut
     raise AssertionError(f"three times the test heard {at!r} only after half of the training")
 
 
-def _kill_once(folder: Path, at: str, how: int, *, driver: bool) -> list[psutil.Process]:
-    command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
-    command = [command[0], "-c", _DRIVER] if driver else command
+def _kill_once(folder: Path, at: str, how: int, *, driver: bool, training: Path | None) -> list[psutil.Process]:
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes) as process:
+    with _started(folder, training, pipes, *(["-c", _DRIVER] if driver else ())) as process:
         for line in process.stderr or ():
             if line.startswith(at):
                 started = psutil.Process(process.pid).children(recursive=True)
@@ -168,6 +167,13 @@ def _kill_once(folder: Path, at: str, how: int, *, driver: bool) -> list[psutil.
         process.wait(timeout=SOON)
     assert process.returncode == -how
     return started
+
+
+def _started(folder: Path, training: Path | None, pipes: dict[str, Any], *words: str) -> subprocess.Popen[str]:
+    """The command, or other words, in a process of its own, which starts the training with this Python or its own."""
+    own, *local = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    command = [str(training or own), *(words or local)]
+    return subprocess.Popen(command, executable=own, cwd=folder, start_new_session=True, **pipes)
 
 
 def _failed(run: Path) -> dict[str, str]:
