@@ -13,7 +13,6 @@ import tiny_templates
 import training
 from skill_train.program.encode import ARGUMENTS_READ, Encoder
 from skill_train.program.events import Refused
-from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +43,9 @@ def row(*arguments: Any) -> dict[str, Any]:
 def encoded(
     folder: Path, template: str, data: dict[str, Any], kind: str = "qwen2"
 ) -> tuple[dict[str, Any], Encoder, str]:
-    base = tiny.cached(kind)
-    tokenizer = load_tokenizer(str(base), None)
+    tokenizer = training.tokenizer(kind)
     tokenizer.chat_template = template
-    encode = Encoder(training.resolved(base, training.write_data(folder, [data])), tokenizer)
+    encode = Encoder(training.resolved(tiny.cached(kind), training.write_data(folder, [data])), tokenizer)
     made = encode(0, 1, data)
     ids = [token for token, label in zip(made["input_ids"], made["labels"], strict=True) if label != -100]
     return dict(made), encode, tokenizer.decode(ids)

@@ -6,7 +6,6 @@ The outside reading is transformers' own: the same template with {% generation %
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import shutil
@@ -174,9 +173,10 @@ def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> 
     }  # fmt: skip
     (base / "tokenizer.json").write_text(json.dumps(document))
     rows = {"completion": {"prompt": "two and two is", "completion": " four"}, "text": {"text": "a plain text"}}
+    tokenizer = load_tokenizer(str(base), None)
     for name, row in rows.items():
         recipe = training.resolved(base, training.write_data(tmp_path, [row]), format=name)
-        made = Encoder(recipe, load_tokenizer(recipe["model"], recipe["revision"]))(0, 1, row)
+        made = Encoder(recipe, tokenizer)(0, 1, row)
         assert made["input_ids"].count(number) == 1
         assert (made["input_ids"][-1], made["labels"][-1]) == (number, number)
 
@@ -516,17 +516,9 @@ def test_a_row_that_is_longer_than_the_table_of_positions_is_refused() -> None:
 def _encoder(
     folder: Path, kind: str, row: dict[str, Any], *, template: str | None = None, **values: Any
 ) -> tuple[Any, Any]:
-    base, data = tiny.cached(kind), training.write_data(folder, [row])
-    tokenizer, own = _tokenizer(base)
-    tokenizer.chat_template = template or own
-    return Encoder(training.resolved(base, data, **values), tokenizer), tokenizer
-
-
-@functools.cache
-def _tokenizer(base: Path) -> tuple[Any, str | None]:
-    """Read once, with the template that it came with: a large vocabulary takes seconds."""
-    tokenizer = load_tokenizer(str(base), None)
-    return tokenizer, tokenizer.chat_template
+    data, tokenizer = training.write_data(folder, [row]), training.tokenizer(kind)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return Encoder(training.resolved(tiny.cached(kind), data, **values), tokenizer), tokenizer
 
 
 def _encoded(folder: Path, kind: str, row: dict[str, Any], **values: Any) -> tuple[dict[str, Any], Any]:
@@ -536,8 +528,7 @@ def _encoded(folder: Path, kind: str, row: dict[str, Any], **values: Any) -> tup
 
 def _loaded(folder: Path, kind: str, rows: list[dict[str, Any]], **values: Any) -> tuple[dict[str, Any], Any]:
     recipe = training.resolved(tiny.cached(kind), training.write_data(folder, rows), **values)
-    tokenizer, own = _tokenizer(tiny.cached(kind))
-    tokenizer.chat_template = own
+    tokenizer = training.tokenizer(kind)
     return load_data(recipe, tokenizer), tokenizer
 
 

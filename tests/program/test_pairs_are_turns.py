@@ -23,7 +23,6 @@ from skill_train.data.scan import PERHAPS_RENDERED
 from skill_train.program.encode import ALREADY_RENDERED, SYSTEM_UNREAD, WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
-from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -59,13 +58,8 @@ def _messages() -> list[dict[str, Any]]:
 
 def _encoded(kind: str, data: Path, **values: Any) -> list[tuple[list[int], list[int]]]:
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, held_out_fraction=0.0, **values)
-    loaded = load_data(recipe, _tokenizer(kind))
+    loaded = load_data(recipe, training.tokenizer(kind))
     return [(row["input_ids"], row["labels"]) for row in loaded["train"]]
-
-
-@functools.cache  # 150,000 words take a second to read
-def _tokenizer(kind: str) -> Any:
-    return load_tokenizer(str(tiny.cached(kind)), None)
 
 
 @functools.cache
@@ -115,7 +109,7 @@ def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dic
     """GPT-2 has no template. Both texts are tokenized by hand: the prompt is not trained, the completion is."""
     data = training.write_data(tmp_path, [{"prompt": "Two and two is", "completion": f" four, {n}"} for n in range(3)])
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, **values)
-    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
+    tokenizer = training.tokenizer(kind)
     loaded = load_data(recipe, tokenizer)
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two and two is", " four, 0"))
     row = loaded["train"][0]
@@ -127,7 +121,7 @@ def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dic
 def test_a_system_message_that_is_not_read_is_told(tmp_path: Path) -> None:
     rows = [{"system": "Count.", "prompt": "Two and two is", "completion": " four"}] * 3
     recipe = training.resolved(tiny.cached("gpt2"), training.write_data(tmp_path, rows), max_steps=1)
-    loaded = load_data(recipe, _tokenizer("gpt2"))
+    loaded = load_data(recipe, training.tokenizer("gpt2"))
     assert loaded["train"][0]["rendered"] == "Two and two is four"
     assert loaded["figures"]["notes"] == [SYSTEM_UNREAD]
 
@@ -145,7 +139,7 @@ def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: str) -> None:
     recipe = training.resolved(tiny.cached(kind), training.write_data(tmp_path, _rows("prompt", "completion")))
-    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
+    tokenizer = training.tokenizer(kind)
     turn = [{"role": "user", "content": "Wo ist Paket 7?"}]
     prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     training.write_data(tmp_path, [{"prompt": prompt, "completion": "Im Depot."}])
@@ -158,7 +152,7 @@ def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: st
 def test_rows_that_are_rendered_already_begin_once(tmp_path: Path, kind: str) -> None:
     """The template writes the first token, and the tokenizer put a second one in front of it: the ids are those of the
     same turns as messages."""
-    rows, tokenizer = _rendered(kind), _tokenizer(kind)
+    rows, tokenizer = _rendered(kind), training.tokenizer(kind)
     training.write_data(tmp_path, rows)
     for values in ({"format": "completion"}, {"format": "text", "columns": {"text": "whole"}}):
         data = load_data(training.resolved(tiny.cached(kind), tmp_path / "rows.jsonl", **values), tokenizer)
@@ -188,7 +182,7 @@ def test_rendered_rows_pass_with_their_file(commands: Commands, tmp_path: Path, 
 
 def _rendered(kind: str) -> list[dict[str, str]]:
     """Turns as this template writes them, whole and in two parts."""
-    tokenizer, rows = _tokenizer(kind), []
+    tokenizer, rows = training.tokenizer(kind), []
     for row in _messages():
         whole = tokenizer.apply_chat_template(row["messages"], tokenize=False)
         prompt = tokenizer.apply_chat_template(row["messages"][:1], tokenize=False, add_generation_prompt=True)

@@ -14,7 +14,6 @@ import tiny_templates
 import training
 from command_child import Commands
 from skill_train.program.encode import ARGUMENTS_READ, Encoder
-from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +31,9 @@ FAMILIES = [
 
 def encoded(folder: Path, kind: str, *rows: dict[str, Any], template: str | None = None) -> tuple[list[Any], Encoder]:
     """The rows, and the encoder that made them."""
-    base = tiny.cached(kind)
-    tokenizer = load_tokenizer(str(base), None)
+    tokenizer = training.tokenizer(kind)
     tokenizer.chat_template = template or tokenizer.chat_template
-    encode = Encoder(training.resolved(base, training.write_data(folder, list(rows))), tokenizer)
+    encode = Encoder(training.resolved(tiny.cached(kind), training.write_data(folder, list(rows))), tokenizer)
     return [encode(number, number + 1, row) for number, row in enumerate(rows)], encode
 
 
@@ -93,8 +91,7 @@ def test_thoughts_and_arguments_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_rendered_rows_hold_their_tokens_rightly(tmp_path: Path) -> None:
-    base = tiny.cached("qwen2")
-    tokenizer = load_tokenizer(str(base), None)
+    base, tokenizer = tiny.cached("qwen2"), training.tokenizer("qwen2")
     text = tokenizer.apply_chat_template(chat(*PLAIN)["messages"], tokenize=False)
     encode = Encoder(training.resolved(base, training.write_data(tmp_path, [{"text": text}])), tokenizer)
     encode(0, 1, {"text": text})

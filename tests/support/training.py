@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -18,6 +20,7 @@ from skill_train.data import scan as dataset
 from skill_train.model import folder as model
 from skill_train.plan import launch_args
 from skill_train.plan import make as plan
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe import fields as recipe
 from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts
@@ -66,6 +69,17 @@ def write_run(run: Path, *, base: Path | None = None, save_steps: int = 2, **val
     placement = {"save_steps": save_steps, **values.pop("placement", {})}
     write_plan(run, base or tiny.cached("gemma"), data, placement=placement, **values)
     return run
+
+
+@functools.cache
+def _read(kind: str) -> Any:
+    return load_tokenizer(str(tiny.cached(kind)), None)
+
+
+def tokenizer(kind: str) -> Any:
+    """As the program loads it, which takes seconds for a large vocabulary, and is done once. A template of its own may
+    be set in it; nothing else may be changed."""
+    return copy.copy(_read(kind))
 
 
 def sharded(run: Path) -> int:
