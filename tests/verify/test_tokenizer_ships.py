@@ -138,8 +138,7 @@ def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -
     recipe = training.resolved(folder, tiny.write_rows(tmp_path / "rows.jsonl", 3))
     (note,) = Encoder(recipe, load_tokenizer(str(folder), None)).notes
     assert "LlamaTokenizer" in note
-    plain = load_tokenizer(str(tiny.cached("llama-spm")), None)
-    assert Encoder(recipe, plain).notes == []
+    assert Encoder(recipe, training.tokenizer("llama-spm")).notes == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,12 @@ def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -
 def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, kept: bool) -> None:
     """Qwen's class sets an empty one. It is read a second time only where the file has another."""
     document = json.loads((tiny.cached("qwen2") / "tokenizer.json").read_text())
-    folder = model("qwen2", tmp_path, tokenizer={"model": document["model"] | {"end_of_word_suffix": suffix}})
+    pieces = document["model"]
+    few = {piece: number for piece, number in pieces["vocab"].items() if number < 5000}
+    merges = [merge for merge in pieces["merges"] if {*merge, "".join(merge)} <= few.keys()]
+    added = [token | {"id": number} for number, token in enumerate(document["added_tokens"], 5000)]
+    said = pieces | {"vocab": few, "merges": merges, "end_of_word_suffix": suffix}
+    folder = model("qwen2", tmp_path, tokenizer={"model": said, "added_tokens": added})
     tokenizer, published = load_tokenizer(str(folder), None), Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert (type(tokenizer).__name__ == "Qwen2Tokenizer") is kept
     for text in TEXTS:
@@ -195,15 +199,15 @@ def test_a_tokenizer_that_ends_prompts_is_told(tmp_path: Path) -> None:
     assert inference.ask(job).special[0][-1] == 2
 
 
-@pytest.mark.parametrize("stops", [151643, [151643, 151645], None])
+@pytest.mark.parametrize("stops", [50256, [50256, 50258], None])
 def test_answers_that_transformers_does_not_end_are_told(tmp_path: Path, stops: int | list[int] | None) -> None:
     """A base model with the template of a chat: its own end is <|endoftext|>, and answers end with <|im_end|>. Without
     a generation_config.json transformers takes the two of config.json."""
-    folder = model("qwen2", tmp_path, eos_token="<|endoftext|>")
+    folder = model("llama-chatml", tmp_path, eos_token="<|endoftext|>")
     generation, config = folder / "generation_config.json", folder / "config.json"
     if stops is None:
         generation.unlink()
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [151643, 151645]}))
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [50256, 50258]}))
     else:
         generation.write_text(json.dumps({"eos_token_id": stops}))
     turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
@@ -211,10 +215,8 @@ def test_answers_that_transformers_does_not_end_are_told(tmp_path: Path, stops: 
     tokenizer = load_tokenizer(str(folder), None)
     encoder = Encoder(training.resolved(folder, training.write_data(tmp_path, [row])), tokenizer)
     encoder(0, 1, row)
-    assert [("<|im_end|>" in note, "add 151645" in note) for note in encoder.notes] == [(True, True)] * (
-        stops == 151643
-    )
-    assert reference.stop_ids(folder, tokenizer) == ({151643} if stops == 151643 else {151643, 151645})
+    assert [("<|im_end|>" in note, "add 50258" in note) for note in encoder.notes] == [(True, True)] * (stops == 50256)
+    assert reference.stop_ids(folder, tokenizer) == ({50256} if stops == 50256 else {50256, 50258})
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_answers_that_transformers_does_not_end_are_told(tmp_path: Path, stops: 
 )
 def test_a_prompt_in_use_that_no_row_was_trained_with_is_a_warning(template: str, figure: int) -> None:
     """transformers writes the rows and the prompts; one row of two has a system message."""
-    tokenizer = load_tokenizer(str(tiny.cached("qwen2")), None)
+    tokenizer = training.tokenizer("llama-chatml")
     tokenizer.chat_template = getattr(tiny_templates, template)
     said = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
     rows: list[Any] = [
@@ -251,7 +253,7 @@ def test_a_template_that_leaves_the_beginning_to_llama_cpp_is_a_warning(tmp_path
     recipe = training.resolved(tiny.cached("mistral"), training.write_data(tmp_path, [{"messages": turns}]))
     written = "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + eos_token -}}{%- endfor -%}"
     for template, verdict in ((written, "warn"), ("{{- bos_token -}}" + written, "pass")):
-        tokenizer = load_tokenizer(str(tiny.cached("mistral")), None)
+        tokenizer = training.tokenizer("mistral")
         tokenizer.chat_template = template
         encoder = Encoder(recipe, tokenizer)
         rows: list[Any] = [encoder(0, 1, {"messages": turns})]
