@@ -47,6 +47,12 @@ def vocabulary(write: Any, folder: Path, **said: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made before a test empties the cache, where the vocabularies are: they would be downloaded again."""
+    return vocabulary(tiny_vocab.write_gpt2, tmp_path_factory.mktemp("vocabulary") / "gpt2")
+
+
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM"])
 def test_a_home_made_tokenizer_is_told(name: str, tmp_path: Path) -> None:
     assert "splits text" in str(why_no_vocabulary(home_made(tmp_path), name))
@@ -72,10 +78,9 @@ def test_a_class_that_needs_no_hash_is_left_alone(name: str, tmp_path: Path) -> 
     assert why_no_vocabulary(home_made(tmp_path), name) is None
 
 
-def test_a_known_one_is_known(tmp_path: Path) -> None:
-    folder = vocabulary(tiny_vocab.write_gpt2, tmp_path / "gpt2")
-    assert why_no_vocabulary(folder, "GPT2LMHeadModel") is None
-    assert why_no_vocabulary(folder, "LlamaForCausalLM") is None
+def test_a_known_one_is_known(gpt2: Path) -> None:
+    assert why_no_vocabulary(gpt2, "GPT2LMHeadModel") is None
+    assert why_no_vocabulary(gpt2, "LlamaForCausalLM") is None
 
 
 def test_pieces_without_tokenizer_model_do_for_llama_and_not_for_phi_3(tmp_path: Path) -> None:
@@ -136,11 +141,10 @@ def test_a_vocabulary_is_read_once(reads: list[str], tmp_path: Path) -> None:
     assert len(reads) == 2
 
 
-@pytest.mark.slow
-def test_another_vocabulary_under_the_same_name_is_read(reads: list[str], tmp_path: Path) -> None:
-    folder, known = home_made(tmp_path), vocabulary(tiny_vocab.write_gpt2, tmp_path / "gpt2")
+def test_another_vocabulary_under_the_same_name_is_read(gpt2: Path, reads: list[str], tmp_path: Path) -> None:
+    folder = home_made(tmp_path)
     assert why_no_vocabulary(folder, "GPT2LMHeadModel") is not None
-    shutil.copyfile(known / "tokenizer.json", folder / "tokenizer.json")
+    shutil.copyfile(gpt2 / "tokenizer.json", folder / "tokenizer.json")
     assert why_no_vocabulary(folder, "GPT2LMHeadModel") is None
     assert len(reads) == 2
 
