@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+import gguf_maker
 import tiny
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -80,10 +82,15 @@ def copy(model: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with the f16 file of a tiny Llama whose rows fit every type. Tests only add files to it."""
+    """A run folder with the f16 file of a tiny Gemma whose rows fit every type. Tests only add files to it."""
     root = tmp_path_factory.mktemp("exported")
-    converted(tiny.cached("llama-spm", hidden=256), root)
+    converted(fitting(), root)
     return root
+
+
+def fitting() -> Path:
+    """Of few words: a large vocabulary takes seconds to quantize."""
+    return tiny.cached("gemma", hidden=256, tied=False)
 
 
 def types_in(file: Path) -> dict[str, str]:
@@ -122,7 +129,7 @@ def mean_kl(folder: Path, file: Path, *, adapter: Path | None = None, lora: Path
     return float(logit_distance.compare_logits(expected[:-1], got[:-1], np.array(IDS[1:])).kl.mean())
 
 
-def test_q8_0_and_q4_k_m_of_a_llama_whose_rows_fit(exported: Path) -> None:
+def test_q8_0_and_q4_k_m_of_a_model_whose_rows_fit(exported: Path) -> None:
     warnings = Warnings()
     made = quantized(exported, ["q8_0", "Q4-K-M"], warn=warnings)
     outputs = made.record.outputs
@@ -144,14 +151,14 @@ def test_the_f16_file_is_the_model_and_the_record_says_why_f16(exported: Path) -
     assert output_of(export_record.read(exported / "convert.json"), exported) == exported / "gguf" / "model-f16.gguf"
     assert "f16" in record["reasons"][0]["because"]
     assert record["versions"]["llama-cpp-python"] in record["versions"]["converter"]
-    assert mean_kl(tiny.cached("llama-spm", hidden=256), exported / "gguf" / "model-f16.gguf") < 1e-5
+    assert mean_kl(fitting(), exported / "gguf" / "model-f16.gguf") < 1e-5
 
 
 def test_a_second_call_reuses_and_one_more_type_is_added(exported: Path) -> None:
     quantized(exported, ["q8_0"])
     file = exported / "gguf" / "model-q8_0.gguf"
     before = file.stat().st_mtime_ns
-    assert converted(tiny.cached("llama-spm", hidden=256), exported).reused
+    assert converted(fitting(), exported).reused
     again = quantized(exported, ["q8_0"])
     assert again.reused
     more = quantized(exported, ["q8_0", "q6_k"])
@@ -220,8 +227,8 @@ def test_the_predicted_size_is_the_size(exported: Path) -> None:
 
 
 def test_tensors_that_fall_back_are_listed_and_said(tmp_path: Path) -> None:
-    """A Llama with 64 columns: hardly a row is divisible by 256, and llama.cpp says nothing of the output matrix."""
-    converted(tiny.cached("llama-spm"), tmp_path)
+    """A Gemma with 64 columns: hardly a row is divisible by 256, and llama.cpp says nothing of the output matrix."""
+    converted(tiny.cached("gemma", tied=False), tmp_path)
     warnings = Warnings()
     entry = quantized(tmp_path, ["q4_k_m"], warn=warnings).record.outputs["gguf/model-q4_k_m.gguf"]
     kinds = types_in(tmp_path / "gguf/model-q4_k_m.gguf")
@@ -236,7 +243,7 @@ def test_tensors_that_fall_back_are_listed_and_said(tmp_path: Path) -> None:
 def test_bf16_weights_become_f16_without_loss_and_the_name_is_kept(tmp_path: Path) -> None:
     from gguf import GGUFReader
 
-    model = tiny.cached("llama-spm", dtype="bfloat16")
+    model = tiny.cached("gemma", dtype="bfloat16")
     record = converted(model, tmp_path, name="tickets").record
     file = output_of(record, tmp_path)
     assert file.name == "tickets-f16.gguf"
@@ -296,14 +303,8 @@ def test_code_in_the_model_folder_never_runs(tmp_path: Path) -> None:
     model, mark = copy(tiny.cached("gpt2"), tmp_path / "model"), tmp_path / "mark"
     (model / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nfrom transformers import GPT2Tokenizer as T\n")
     edit(model / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]}, tokenizer_class="T")
-    with pytest.raises(subprocess.CalledProcessError):  # the attack works where nothing stops it
-        program = (
-            "import sys, transformers\n"
-            "transformers.AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
-            f"sys.exit(1 if __import__('os').path.exists({str(mark)!r}) else 0)"
-        )
-        subprocess.run([sys.executable, "-c", program, str(model)], check=True, capture_output=True)
-    mark.unlink()
+    AutoTokenizer.from_pretrained(model, trust_remote_code=True)
+    mark.unlink()  # the attack works where nothing stops it
     with run_converter.without_code(model) as view:
         assert not list(view.glob("*.py"))
     check_supported(model, toolchain.find_or_fetch(), progress=quiet)
@@ -313,7 +314,7 @@ def test_code_in_the_model_folder_never_runs(tmp_path: Path) -> None:
 def test_a_full_disk_and_little_memory_are_refused_before_anything_runs(exported: Path, tmp_path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 10**12 - 1000, 1000))
-    model = tiny.cached("llama-spm", hidden=256)
+    model = fitting()
     with pytest.raises(DecisionNeeded, match="not enough disk for the GGUF file") as caught:
         converted(model, tmp_path / "run")
     assert (caught.value.code, caught.value.got) == ("no_disk", "1000 bytes free")
@@ -330,10 +331,11 @@ def test_a_full_disk_and_little_memory_are_refused_before_anything_runs(exported
     assert not (exported / "gguf" / "model-q4_0.gguf").exists()
 
 
-def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_path: Path, exported: Path) -> None:
+def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_path: Path) -> None:
+    """Of a model that takes half a second."""
     run = tmp_path / "run"
     (run / "gguf").mkdir(parents=True)
-    shutil.copy(exported / "gguf/model-f16.gguf", run / "gguf")
+    shutil.copy(gguf_maker.exported("llama-spm").file("f16"), run / "gguf" / "model-f16.gguf")
     program = (
         "import sys; from pathlib import Path; from skill_train.gguf import quantize\n"
         "root = Path(sys.argv[1])\n"
@@ -423,8 +425,8 @@ def exported_lora(base: Path, adapter: Path, root: Path) -> StepResult[ExportRec
 @pytest.mark.parametrize(
     ("kind", "stops"),
     [
-        ("qwen2", ['"<|im_end|>"', '"<|endoftext|>"']),
-        ("llama-bpe", ['"<|eot_id|>"', '"<|end_of_text|>"']),
+        ("llama-chatml", ['"<|im_end|>"', '"<|endoftext|>"']),
+        pytest.param("llama-bpe", ['"<|eot_id|>"', '"<|end_of_text|>"'], marks=pytest.mark.torture),
         ("llama-spm", ['"</s>"']),
         ("gemma", ['"<end_of_turn>"', '"<eos>"']),
         ("gpt2", ['"<|endoftext|>"']),

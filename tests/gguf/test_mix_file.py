@@ -120,16 +120,20 @@ def test_the_blocks_of_the_types_are_those_of_llama_cpp() -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models of the same shapes in `one` and `other`, each with an importance matrix."""
+    """A model in `one`, with an importance matrix."""
     root = tmp_path_factory.mktemp("replay")
-    base = tiny.cached("gemma", hidden=256, tied=False)
-    tiny.adapter(base, root / "adapter", size=0.1)
-    gguf_maker.merge(base, root / "adapter", root / "merged", times=1)
-    for name, model in (("one", base), ("other", root / "merged")):
-        (root / name).mkdir()
-        gguf_maker.export(model, root / name / "gguf")
-        matrix_of(root / name)
+    write_model(root / "one", base())
     return root
+
+
+def base() -> Path:
+    return tiny.cached("gemma", hidden=256, tied=False)
+
+
+def write_model(run: Path, model: Path) -> None:
+    run.mkdir()
+    gguf_maker.export(model, run / "gguf")
+    matrix_of(run)
 
 
 def matrix_of(run: Path) -> importance.Matrix:
@@ -170,6 +174,9 @@ def replayed(run: Path, types: dict[str, str]) -> tuple[Path, ExportedFile]:
 
 @pytest.mark.torture
 def test_the_same_mix_makes_the_same_file_and_that_of_another_model_is_measured_anew(root: Path) -> None:
+    tiny.adapter(base(), root / "adapter", size=0.1)
+    gguf_maker.merge(base(), root / "adapter", root / "merged", times=1)
+    write_model(root / "other", root / "merged")  # of the same shapes
     types = all_types(root / "one")
     file, entry = replayed(root / "one", types)
     first = file.read_bytes()
