@@ -26,8 +26,8 @@ from skill_train.verify.check_header import check_types
 from skill_train.verify.thresholds import limits, mix_limits
 from told import quiet
 
-ROWS = [[(7 * number + 13 * place) % 600 + 20 for place in range(60)] for number in range(12)]
-TEXTS = RunTexts(ROWS[:6], ROWS[6:], "d" * 64, "all that the run keeps")
+ROWS = [[(7 * number + 13 * place) % 600 + 20 for place in range(40)] for number in range(8)]
+TEXTS = RunTexts(ROWS[:4], ROWS[4:], "d" * 64, "all that the run keeps")
 
 
 # --- The choice ---
