@@ -35,6 +35,12 @@ def made() -> gguf_maker.Export:
     return gguf_maker.exported("llama-chatml")
 
 
+@pytest.fixture(scope="module")
+def small() -> gguf_maker.Export:
+    """Of few words, for whole verifications: four times as fast."""
+    return gguf_maker.exported("gemma")
+
+
 def of_engines(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in proof["checks"] if check["name"].startswith("engine_")}
 
@@ -49,8 +55,8 @@ def verified(commands: Commands, folder: Path, file: Path, out: Path, *engines: 
     return done, json.loads(out.read_text()) if out.is_file() else {}
 
 
-def test_a_good_file_passes_in_the_server(commands: Commands, made: gguf_maker.Export, tmp_path: Path) -> None:
-    done, proof = verified(commands, made.merged, made.file("q8_0"), tmp_path / "verify.json", SERVER)
+def test_a_good_file_passes_in_the_server(commands: Commands, small: gguf_maker.Export, tmp_path: Path) -> None:
+    done, proof = verified(commands, small.merged, small.file("q8_0"), tmp_path / "verify.json", SERVER)
     found = of_engines(proof)
     assert set(found) == {"engine_prompts", "engine_answers", "engine_stops"}, done.stdout
     assert {check["verdict"] for check in found.values()} == {"pass"}, found
@@ -72,18 +78,18 @@ def test_a_good_file_passes_in_the_server(commands: Commands, made: gguf_maker.E
     ],
 )
 def test_a_broken_template_is_named(
-    commands: Commands, made: gguf_maker.Export, tmp_path: Path, fault: str, named: str
+    commands: Commands, small: gguf_maker.Export, tmp_path: Path, fault: str, named: str
 ) -> None:
-    good = str(read_gguf(made.file("f16")).metadata["tokenizer.chat_template"])
+    good = str(read_gguf(small.file("f16")).metadata["tokenizer.chat_template"])
     templates = {
         "missing": None,
-        "other": good.replace("assistant", "helper"),
-        "bos": "{{- '<|endoftext|>' -}}" + good,
+        "other": good.replace("start_of_turn", "end_of_turn"),
+        "bos": "{{- '<pad>' -}}" + good,
         "1024 bytes": good + "{#" + "x" * (1024 - len(good.encode()) - 4) + "#}",
         "refuses": good + "{{ raise_exception('never') if messages | length == 1 }}",
     }
-    file = serving.templated(made.file("q8_0"), tmp_path / "model-q8_0.gguf", templates[fault])
-    done, proof = verified(commands, made.merged, file, tmp_path / "verify.json", SERVER)
+    file = serving.templated(small.file("q8_0"), tmp_path / "model-q8_0.gguf", templates[fault])
+    done, proof = verified(commands, small.merged, file, tmp_path / "verify.json", SERVER)
     assert done.code == 6 and done.answer["error"]["code"] == "verification_failed"
     prompts = of_engines(proof)["engine_prompts"]
     assert prompts["verdict"] == "fail" and named in prompts["detail"], prompts
@@ -91,17 +97,17 @@ def test_a_broken_template_is_named(
 
 
 def test_an_engine_that_is_not_here_is_never_a_pass(
-    commands: Commands, made: gguf_maker.Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: Commands, small: gguf_maker.Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(shutil.which("true") or "/bin/true"))
     for name in ("ollama", "llama-server"):
         with pytest.raises(NotInstalled, match="is not on PATH"):
             engine_versions((name,))
-        done, proof = verified(commands, made.merged, made.file("q8_0"), tmp_path / "verify.json", name)
+        done, proof = verified(commands, small.merged, small.file("q8_0"), tmp_path / "verify.json", name)
         assert done.error == (7, "missing_package") and proof == {}
     here = engine_versions(("all",))
     assert here == {SERVER: "0.3.36", "ollama": "", "llama-server": ""}
-    done, proof = verified(commands, made.merged, made.file("q8_0"), tmp_path / "verify.json", "all")
+    done, proof = verified(commands, small.merged, small.file("q8_0"), tmp_path / "verify.json", "all")
     missing = {(each["name"], each["reason"]) for each in proof["not_checked"]}
     assert {("engine_prompts", f"{name}: not on PATH") for name in ("ollama", "llama-server")} <= missing
     assert done.code == 0 and of_engines(proof)["engine_prompts"]["figures"]["engine"] == SERVER
