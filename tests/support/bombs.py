@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 BIG = 1_000_000  # characters
@@ -27,7 +29,17 @@ def one_text_many_times_in_one_row(path: Path) -> None:
 
 
 def a_page_of_one_letter(path: Path) -> None:
-    _write(path, {"text": ["a" * 600_000_000]}, compression="brotli", use_dictionary=False, write_statistics=False)
+    path.write_bytes(_page_of_one_letter())
+
+
+@cache
+def _page_of_one_letter() -> bytes:
+    """A kilobyte, which takes seconds to make."""
+    options: dict[str, Any] = {"compression": "brotli", "compression_level": 3}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "page"
+        _write(file, {"text": ["a" * 400_000_000]}, use_dictionary=False, write_statistics=False, **options)
+        return file.read_bytes()
 
 
 def a_page_that_says_less_in_the_footer(path: Path) -> None:
@@ -48,7 +60,7 @@ def texts_that_share_their_beginning(path: Path) -> None:
 
 
 def texts_of_one_row_that_share_their_beginning(path: Path) -> None:
-    turns = [{"role": "user", "content": "a" * BIG + str(number)} for number in range(1500)]
+    turns = [{"role": "user", "content": "a" * BIG + str(number)} for number in range(1100)]
     name = "messages.list.element."
     encodings = {name + "content": "DELTA_BYTE_ARRAY", name + "role": "PLAIN"}
     _write(path, {"messages": [turns]}, use_dictionary=False, column_encoding=encodings)
