@@ -7,6 +7,7 @@ A template is a program from somebody else. llama-cpp-python renders it in jinja
 from __future__ import annotations
 
 import faulthandler
+from functools import cache
 from typing import Any
 
 from skill_train.core.memory import limit_process
@@ -24,11 +25,13 @@ def run(job: TemplateJob) -> list[Rendered]:
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     limit_process(_MEMORY_BYTES)
 
+    @cache  # compiling takes longer than rendering
+    def formatter(prompt: bool) -> Any:
+        return Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+
     def render(conversation: Conversation) -> str:
-        prompt = conversation.add_generation_prompt
-        template = Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
         tools: dict[str, Any] = {"tools": conversation.tools} if conversation.tools else {}
-        return str(template(messages=conversation.messages, **tools).prompt)
+        return str(formatter(conversation.add_generation_prompt)(messages=conversation.messages, **tools).prompt)
 
     rendered = [rendered_by(render, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
