@@ -165,7 +165,7 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
 
 def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
     """Free, and with every answer that one may expect of it: up to the first token that is another, or one more."""
-    file, free = gguf_maker.exported("llama-chatml").file("f16"), draft_of_file("f16")
+    file, free = gguf_maker.exported("gemma").file("f16"), draft_of_file("f16")
     for cut in range(MOST):
         other = [ids[cut] + 1 for ids in free]
         wrong = [[*ids[:cut], token, *ids[cut + 1 :]] for ids, token in zip(free, other, strict=True)]
@@ -178,7 +178,7 @@ def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
 
 def test_a_long_prompt_is_answered_in_pieces() -> None:
     """llama.cpp gets 128 tokens at a time; the answer's rows lie in the last piece or in two."""
-    file = gguf_maker.exported("llama-chatml").file("f16")
+    file = gguf_maker.exported("gemma").file("f16")
     for length in (123, 125, 127, 128, 129, 256):
         prompts = [[5 + number % 40 for number in range(length)]]
         (free,) = answered(file, None, prompts)
@@ -216,7 +216,7 @@ def test_rows_whose_questions_are_too_long_leave_the_built_in_ones() -> None:
 
 
 def draft_of_file(quant: str) -> list[list[int]]:
-    return draft_of([read_gguf(gguf_maker.exported("llama-chatml").file(quant))], PROMPTS, MOST, 0).answers
+    return draft_of([read_gguf(gguf_maker.exported("gemma").file(quant))], PROMPTS, MOST, 0).answers
 
 
 def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
@@ -226,7 +226,7 @@ def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[in
 
 def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is run beside the reference only where there is room for both."""
-    export = gguf_maker.exported("llama-chatml")
+    export = gguf_maker.exported("gemma")
     files = [read_gguf(export.file("q8_0")), read_gguf(export.file("f16"))]
     draft = draft_of(files, PROMPTS, MOST, 0)
     assert draft.gguf is files[1] and [len(ids) for ids in draft.answers] == [MOST, MOST]
