@@ -36,7 +36,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_counts_are_those_of_training(tmp_path: Path) -> None:
     """`load_data` is what training itself calls; at 40 tokens some rows are cut, at 1024 none."""
-    model, path = tiny.cached("qwen2"), tiny.write_rows(tmp_path / "rows.jsonl", 60)
+    model, path = tiny.cached("llama-chatml"), tiny.write_rows(tmp_path / "rows.jsonl", 60)
     recipe = {
         "model": str(model), "revision": None, "data": str(path), "data_revision": None, "data_config": None,
         "split": "train", "format": "messages", "columns": {"messages": "messages"}, "loss_on": "assistant",
@@ -73,7 +73,7 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
 ) -> None:
     """The limit is for all rows together: one that takes a tenth of a second for each would take minutes."""
     monkeypatch.setattr("skill_train.program.encode.TEMPLATE_SECONDS", 0.5)
-    model = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "model"))
+    model = Path(shutil.copytree(tiny.cached("llama-chatml"), tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "chat_template.jinja").unlink(missing_ok=True)
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -92,7 +92,7 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
 def test_the_range_holds_what_is_counted(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 60)
     figures = answered("data", path)[1]["data"]["tokens"]
-    for kind in ("qwen2", "llama-bpe", "mistral"):
+    for kind in ("qwen2", "llama-chatml", "mistral"):
         counted = answered("data", path, "--model", tiny.cached(kind))[1]["data"]["tokens"]
         for name in ("mean", "longest", "mean_cut"):
             assert figures[name][0] <= counted[name] <= figures[name][1], (kind, name)
@@ -223,9 +223,8 @@ def test_the_command_that_leaves_a_row_out_names_the_recipe_with_the_mapping(tmp
     """It can be pasted, and does what it says."""
     path = training.write_data(tmp_path, [{"q": "2+2?", "a": "4"}, {"q": "", "a": "4"}])
     recipe = tmp_path / "my recipe.yaml"
-    recipe.write_text(
-        f"data: {path}\nmodel: {tiny.cached('qwen2')}\nformat: question_answer\ncolumns: {{question: q, answer: a}}\n"
-    )
+    model = tiny.cached("llama-chatml")
+    recipe.write_text(f"data: {path}\nmodel: {model}\nformat: question_answer\ncolumns: {{question: q, answer: a}}\n")
     hint = answered(command, recipe)[1]["error"]["hint"]
     words = shlex.split(hint.partition("skill-train ")[2])
     assert words[:3] == ["data", "--recipe", str(recipe)]
