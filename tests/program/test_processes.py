@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +197,23 @@ def test_another_number_of_processes_than_planned_is_refused(
     assert (error["code"], error["got"]) == ("bad_plan", world or "1")
 
 
-# --- accelerate's own parser, in a process of its own: it changes the environment ---
+# --- accelerate's own parser ---
 
-_PARSE = """
-import json, sys
-from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
-from accelerate.utils.launch import prepare_multi_gpu_env
-result = []
-for arguments in json.loads(sys.argv[1]):
+
+@pytest.fixture
+def _own_environment() -> Iterator[None]:
+    """The parser, and the plugin that is made of what it says, change it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _parsed(arguments: tuple[str, ...]) -> dict[str, Any]:
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
     parsed = launch_command_parser().parse_args([*arguments, "train.py", "plan.json"])
     environment = prepare_multi_gpu_env(parsed)
     seen = {"processes": parsed.nproc_per_node, "program": [parsed.training_script, *parsed.training_script_args]}
@@ -212,14 +221,17 @@ for arguments in json.loads(sys.argv[1]):
     if parsed.fsdp_version == "2":  # the plugin of version 1 wants a GPU
         with patch_environment(**{k: v for k, v in environment.items() if k.startswith("FSDP_")}):
             plugin = FullyShardedDataParallelPlugin()
-        seen |= {"state": plugin.state_dict_type.name, "wrap": plugin.auto_wrap_policy.__name__,
-                 "ram": plugin.cpu_ram_efficient_loading, "offload": type(plugin.cpu_offload).__name__,
-                 "reshard": plugin.reshard_after_forward}
-    result.append(seen)
-print(json.dumps(result))
-"""
+        seen |= {
+            "state": plugin.state_dict_type.name,
+            "wrap": plugin.auto_wrap_policy.__name__,
+            "ram": plugin.cpu_ram_efficient_loading,
+            "offload": type(plugin.cpu_offload).__name__,
+            "reshard": plugin.reshard_after_forward,
+        }
+    return seen
 
 
+@pytest.mark.usefixtures("_own_environment")
 def test_accelerate_understands_the_arguments() -> None:
     """Parsed by the parser of `accelerate launch`; for FSDP 2, made into its plugin from what it would set."""
     gpus = training.dataclasses.replace(training.TWO_CORES, device="cuda", gpus=GPUS)
@@ -231,10 +243,7 @@ def test_accelerate_understands_the_arguments() -> None:
         launch(replace(plain, offload=True), gpus),
         launch(plain, gpus, four_bit=True),
     ]
-    command = [sys.executable, "-c", _PARSE, json.dumps([one.arguments for one in made])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    ddp, sharded, offloaded, four_bit = json.loads(done.stdout.splitlines()[-1])
+    ddp, sharded, offloaded, four_bit = (_parsed(one.arguments) for one in made)
     assert ddp == {"processes": "2", "program": ["train.py", "plan.json"]}
     assert sharded["state"] == "FULL_STATE_DICT" and sharded["wrap"] == "transformer_auto_wrap_policy"
     assert (sharded["FSDP_VERSION"], sharded["ram"], sharded["reshard"]) == ("2", True, True)
