@@ -32,7 +32,7 @@ def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_on_path(tmp_path, monkeypatch)
 
 
-def checked(name: str, file: Path | None = None, *, kind: str = "llama-chatml") -> dict[str, Check]:
+def checked(name: str, file: Path | None = None, *, kind: str = "gemma") -> dict[str, Check]:
     made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
     request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer)
@@ -59,7 +59,7 @@ def test_an_engine_is_asked_and_ended(name: str) -> None:
 
 def test_a_modelfile_in_another_encoding_is_handed_over(tmp_path: Path) -> None:
     """It may be anybody's. Its bytes stay; only its FROM is another."""
-    made = gguf_maker.exported("llama-chatml").file("f16")
+    made = gguf_maker.exported("gemma").file("f16")
     file = Path(shutil.copy(made, tmp_path / made.name))
     (tmp_path / "Modelfile").write_bytes(b"FROM ./other.gguf\nSYSTEM caf\xe9\n")
     run = ollama.ask(file, [], context_tokens=64)
@@ -104,7 +104,7 @@ def test_an_engine_that_answers_otherwise_or_ends_is_a_failed_check(
 
 def test_ollama_gets_the_file_of_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen with Ollama 0.9.3: it took run/gguf/NAME for a model's name, and asked the host `run` for it."""
-    folder = gguf_maker.exported("llama-chatml").file("f16").parent
+    folder = gguf_maker.exported("gemma").file("f16").parent
     monkeypatch.chdir(folder.parent)
     assert checked("ollama", Path(folder.name) / "model-f16.gguf")["prompts"].verdict == "pass"
 
@@ -129,7 +129,7 @@ def test_an_ollama_that_cannot_be_judged_says_nothing_of_the_template(
 @pytest.mark.skipif(REAL is None, reason="llama-server is not on PATH")
 def test_the_real_llama_server_writes_the_models_own_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(str(REAL)).parent), prepend=os.pathsep)
-    found = checked("llama-server")
+    found = checked("llama-server", kind="llama-chatml")
     assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
     assert "stand-in" not in str(found["prompts"].figures["version"])
 
