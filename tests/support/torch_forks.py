@@ -78,7 +78,7 @@ def _run(request: dict[str, Any]) -> int:
             runpy.run_path(first, run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - Python ends so; its own end would take torch apart, for a second
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
