@@ -11,6 +11,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def _run(request: dict[str, Any]) -> int:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # torch has looked for it
     sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
     first, *rest = request["arguments"]
     sys.argv = ["-c", *rest[1:]] if first == "-c" else [first, *rest]
