@@ -151,5 +151,16 @@ def test_rows_that_trained_are_not_measured_as_held_out(tmp_path: Path) -> None:
         assert "other rows than were held out" in answer["error"]["message"]
 
 
+@pytest.mark.slow
+def test_a_proof_that_was_emptied_is_made_again_as_its_hint_says(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    (run / "verify.json").write_bytes(b"")
+    code, answer = answered("verify", run, "--tokens", 64)
+    assert (code, answer["error"]["code"]) == (2, "broken_record")
+    assert answer["error"]["hint"].startswith("move it away, then run the step that writes it")
+    (run / "verify.json").rename(tmp_path / "away")
+    assert answered("verify", run, "--tokens", 64)[0] == 0
+
+
 def _no_json(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")

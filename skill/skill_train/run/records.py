@@ -49,7 +49,8 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", code="missing_file", got=str(path), hint=_AGAIN) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise UsageError(f"{path} is not JSON: {error}", code="broken_record", got=str(path), hint=_AGAIN) from None
+        hint = "move it away, then " + _AGAIN  # the step itself may read it first
+        raise UsageError(f"{path} is not JSON: {error}", code="broken_record", got=str(path), hint=hint) from None
 
 
 def regular_bytes(path: Path) -> bytes:
