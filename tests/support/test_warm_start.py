@@ -152,6 +152,12 @@ def test_what_torch_does_not_read_may_differ(start: Start, changed: dict[str, st
     assert process.communicate()[0] == "True\n"
 
 
+def test_it_finds_its_own_folder_for_temporary_files(start: Start, tmp_path: Path) -> None:
+    """torch looks for one when it is imported, which Python keeps."""
+    process = start("import sys, tempfile; print('torch' in sys.modules, tempfile.gettempdir())", TMPDIR=str(tmp_path))
+    assert process.communicate()[0] == f"True {tmp_path}\n"
+
+
 @pytest.fixture
 def all_cores() -> Iterator[list[int]]:
     """Those that this process may choose from."""

@@ -335,6 +335,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | request["environment"])
+    tempfile.tempdir = None  # looked for by torch, when it was imported
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.executable = request["executable"]  # what it starts comes here too
     program = request["arguments"]
