@@ -4508,6 +4508,33 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
         yield from with_files(iter_slice(iter_file(path), split), file)
 
 
+# --- start/failures ---
+# How a process of the training says why it failed.
+
+
+def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
+    if folder is not None and folder.is_dir():
+        record = folder / "train.failed.json"
+        if record.exists():
+            return
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        refusal = explanation(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
 # --- start/given ---
 # The start of the training: the fields of its plan, its inputs, and the device that it names.
 
@@ -4756,29 +4783,6 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
-
-
-def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
-    if folder is not None and folder.is_dir():
-        record = folder / "train.failed.json"
-        if record.exists():
-            return
-        with suppress(OSError):  # the disk may be full; the event below gives the reason too
-            write_json(record, refusal.failure)
-    tell("failed", **refusal.failure)
-
-
-@contextmanager
-def explained_errors() -> Iterator[None]:
-    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
-    try:
-        yield
-    except Exception as error:
-        refusal = explanation(error)
-        if refusal is None:
-            raise
-        raise refusal from error
 
 
 # --- split ---

@@ -28,7 +28,18 @@ SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect
 # Parts of the training program that nothing else imports: they travel in the joined program alone.
 JOINED_ONLY = {
     f"skill_train/program/{name}.py"
-    for name in ("checks", "cloud/job", "cloud/push", "main", "model", "split", "start/given", "trainer", "watch")
+    for name in (
+        "checks",
+        "cloud/job",
+        "cloud/push",
+        "main",
+        "model",
+        "split",
+        "start/failures",
+        "start/given",
+        "trainer",
+        "watch",
+    )
 }
 PROGRAMS = {"skill_train/shipped/train.py", "skill_train/shipped/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.

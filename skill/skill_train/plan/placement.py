@@ -194,7 +194,7 @@ class Workload:
     recipe: ResolvedRecipe
     model: ModelFacts
     dataset: DatasetFacts
-    counted: dict[MicroStep, list[Part] | None] = field(default_factory=dict)
+    counted: dict[MicroStep, list[Part] | None] = field(default_factory=dict, compare=False, repr=False)
 
 
 def fit(workload: Workload, machine: MachineFacts, device: str, dtype: str) -> Fit:

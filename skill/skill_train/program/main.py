@@ -90,14 +90,13 @@ from skill_train.program.split import (
     repeated,
     trainable_rows,
 )
+from skill_train.program.start.failures import explained_errors, tell_failure
 from skill_train.program.start.given import (
     check_base,
     check_processes,
-    explained_errors,
     load_plan,
     prepare_environment,
     require_hub_inputs,
-    tell_failure,
     use_data,
 )
 from skill_train.program.tokenizer import load_tokenizer

@@ -46,7 +46,7 @@ from skill_train.program.folders.checkpoints import (
 from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data
-from skill_train.program.start.given import tell_failure
+from skill_train.program.start.failures import tell_failure
 
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that

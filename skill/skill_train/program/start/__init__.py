@@ -1,1 +1,1 @@
-"""What is checked before anything is read or loaded."""
+"""The start of the training: what it is given, and how it says why it failed."""

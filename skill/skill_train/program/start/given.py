@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints
 
-from skill_train.program.events import (
-    EXIT_DOES_NOT_FIT,
-    EXIT_NOT_INSTALLED,
-    Refused,
-    event,
-    explanation,
-    tell,
-    write_json,
-)
+from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_NOT_INSTALLED, Refused, event
 from skill_train.program.model_files import (
     ATTENTION,
     INDEX,
@@ -277,26 +267,3 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
-
-
-def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
-    if folder is not None and folder.is_dir():
-        record = folder / "train.failed.json"
-        if record.exists():
-            return
-        with suppress(OSError):  # the disk may be full; the event below gives the reason too
-            write_json(record, refusal.failure)
-    tell("failed", **refusal.failure)
-
-
-@contextmanager
-def explained_errors() -> Iterator[None]:
-    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
-    try:
-        yield
-    except Exception as error:
-        refusal = explanation(error)
-        if refusal is None:
-            raise
-        raise refusal from error
