@@ -121,11 +121,12 @@ def _download_converter(cache: Path) -> None:
 
 
 def _share_converter(cache: Path, shared: Path) -> None:
-    """One that the tests had to download serves the next time."""
+    """One that the tests had to download serves the next time, and the processes that start after this one."""
     for converter in cache.glob("llama.cpp-*"):
         if not converter.is_symlink() and not (shared / converter.name).exists():
             shared.mkdir(parents=True, exist_ok=True)
             shutil.move(converter, shared / converter.name)
+            converter.symlink_to(shared / converter.name, target_is_directory=True)
 
 
 @pytest.fixture(autouse=True)
