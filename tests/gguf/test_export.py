@@ -301,7 +301,8 @@ def test_a_home_made_bpe_tokenizer_is_refused_before_weights_are_read(tmp_path: 
 def test_code_in_the_model_folder_never_runs(tmp_path: Path) -> None:
     """The converter loads tokenizers with trust_remote_code; the mark would be there if it had found any."""
     model, mark = copy(tiny.cached("gpt2"), tmp_path / "model"), tmp_path / "mark"
-    (model / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nfrom transformers import GPT2Tokenizer as T\n")
+    code = "from transformers import GPT2Tokenizer\nclass T(GPT2Tokenizer): pass\n"  # transformers remembers the class
+    (model / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n{code}")
     edit(model / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]}, tokenizer_class="T")
     AutoTokenizer.from_pretrained(model, trust_remote_code=True)
     mark.unlink()  # the attack works where nothing stops it
