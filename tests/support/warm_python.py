@@ -31,7 +31,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401 - else torch imports it in each fork, at the first operation without gradients
     from transformers import AutoConfig, AutoTokenizer  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")

@@ -25,7 +25,7 @@ MAY_DIFFER = (
     "HF_", "HUGGING", "HOME", "XDG_", "TMP", "SKILL_TRAIN_", "TEST_", "PYTEST_", "TRANSFORMERS_VERBOSITY", "NO_PROXY",
     "PWD", "OLDPWD", "_", "SHLVL", "NO_LOCAL_GGUF", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR",
     "THP_MEM_ALLOC_ENABLE", "PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "GGML_NO_BACKTRACE",
-    "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
+    "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "SSL_CERT_FILE",
     "COLUMNS", "LINES",  # which readline sets for the children of whoever imports it
 )  # fmt: skip
 PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)

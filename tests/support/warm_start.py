@@ -48,10 +48,11 @@ SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 # What `local` and the converter set for their children.
 OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-# At an import, for which they are left out. Telemetry is off with or without two of them. Proxies and the settings of
-# hf_xet are read when something is first asked for.
+# At an import, for which they are left out. Telemetry is off with or without two of them. Proxies, certificates, the
+# folder of temporary files and the settings of hf_xet are read when something is first asked for.
 READ_BY_NO_LIBRARY = (
-    "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES",
+    "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES", "TMPDIR", "SSL_CERT_FILE",
+    "PYTHONPATH",
     "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE", "PYTHONUTF8",
     "HF_XET_CLIENT_", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
 )  # fmt: skip
@@ -63,8 +64,8 @@ FIRST = {
         "yaml", "dill", "multiprocess", "sympy", "xxhash", "regex", "sentencepiece",
     ),
     "worker": (
-        "llama_cpp", "numpy", "msgspec", "jinja2.ext", "jinja2.sandbox", "concurrent.futures", "faulthandler", "queue",
-        "logging", "shutil", "tempfile", "uuid",
+        "llama_cpp", "numpy", "numpy.ctypeslib", "numpy.ma", "msgspec", "jinja2.ext", "jinja2.sandbox",
+        "concurrent.futures", "faulthandler", "queue", "logging", "shutil", "tempfile", "uuid",
     ),
     "command": (
         "click", "msgspec", "yaml", "rich.console", "rich.table", "jinja2", "httpx2", "tqdm", "concurrent.futures",
@@ -74,7 +75,7 @@ FIRST = {
 }  # fmt: skip
 THEN = {
     "training": ("datasets", "peft", "transformers", "trl", "skill_train.commands"),
-    "worker": (),
+    "worker": ("gguf", "skill_train.llama.template", "skill_train.run.export_record"),
     "command": ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system", "skill_train.commands"),
 }
 # What libraries read when they are imported: the texts that can stand aside until a start, and what stands for them.
@@ -84,7 +85,6 @@ STAND_INS = {
     "HF_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/hf-home"),
     "HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/home"),
     "XDG_CACHE_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/xdg-cache-home"),
-    "HF_TOKEN": (re.compile(r"hf_\w+"), "hf_standsInForAToken"),
 }
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
@@ -163,6 +163,7 @@ class _Environments:
 
     def _of(self, environment: dict[str, str]) -> socket.socket:
         kept = {name: text for name, text in environment.items() if not name.startswith(READ_BY_NO_LIBRARY)}
+        kept.pop("HF_TOKEN", None)  # read for each request
         kept |= _stand_ins(environment)
         key = frozenset(kept.items())
         if key in self.sockets:
