@@ -67,6 +67,13 @@ def _parquet(folder: Path) -> Path:
     return folder / "rows.parquet"
 
 
+@pytest.fixture
+def hub(hub: Hub, warm_python: Path) -> Hub:
+    """`test_job` starts jobs as their containers do."""
+    hub.jobs.warm_python = warm_python
+    return hub
+
+
 @pytest.mark.parametrize(
     "write",
     [

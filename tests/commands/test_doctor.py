@@ -14,7 +14,7 @@ from light import SOURCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
-_MAIN = "from skill_train.cli import main; import sys; main(sys.argv[1:])"
+_MAIN = "from skill_train.cli import main; main()"
 # What `import torch` can do to a process; each takes the place of the installed one.
 BROKEN = {
     "missing library": 'raise OSError("libcudart.so.13: cannot open shared object file")',

@@ -18,7 +18,7 @@ from light import SOURCE
 
 pytestmark = pytest.mark.slow
 
-_MAIN = "from skill_train.cli import main; import sys; main(sys.argv[1:])"
+_MAIN = "from skill_train.cli import main; main()"
 _MOUNT = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs"]  # too small for a checkpoint of the demo's model
 
 

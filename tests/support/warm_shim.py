@@ -26,6 +26,7 @@ MAY_DIFFER = (
     "PWD", "OLDPWD", "_", "SHLVL", "NO_LOCAL_GGUF", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR",
     "THP_MEM_ALLOC_ENABLE", "PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "GGML_NO_BACKTRACE",
     "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "SSL_CERT_FILE",
+    "ACCELERATOR", "CPU_CORES", "JOB_ID", "MEMORY",  # of a job
     "COLUMNS", "LINES",  # which readline sets for the children of whoever imports it
 )  # fmt: skip
 PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
@@ -65,7 +66,8 @@ def _kind(program: list[str]) -> str | None:
 def _kind_of_command(words: list[str]) -> str | None:
     if any(map(_stays_here, (0, 1, 2))):
         return None
-    return "training" if words and words[0] in OF_TORCH else "command"
+    imports_torch = "--self-test" in words or any(word in OF_TORCH for word in words[:1])
+    return "training" if imports_torch else "command"
 
 
 def _stays_here(number: int) -> bool:

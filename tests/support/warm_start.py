@@ -52,7 +52,7 @@ OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT
 # folder of temporary files and the settings of hf_xet are read when something is first asked for.
 READ_BY_NO_LIBRARY = (
     "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES", "TMPDIR", "SSL_CERT_FILE",
-    "PYTHONPATH",
+    "PYTHONPATH", "ACCELERATOR", "CPU_CORES", "JOB_ID", "MEMORY",
     "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE", "PYTHONUTF8",
     "HF_XET_CLIENT_", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
 )  # fmt: skip
