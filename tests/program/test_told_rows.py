@@ -13,7 +13,6 @@ import tiny
 import training
 from command_child import Commands
 from skill_train.program.encode import Encoder
-from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +31,9 @@ WITH_TOOLS = (
 
 
 def notes(folder: Path, *rows: dict[str, Any], template: str = WITH_TOOLS) -> list[str]:
-    base = tiny.cached("qwen2")
-    tokenizer = load_tokenizer(str(base), None)
+    tokenizer = training.tokenizer("qwen2")
     tokenizer.chat_template = template
-    encode = Encoder(training.resolved(base, training.write_data(folder, list(rows))), tokenizer)
+    encode = Encoder(training.resolved(tiny.cached("qwen2"), training.write_data(folder, list(rows))), tokenizer)
     for number, row in enumerate(rows):
         encode(number, number + 1, row)
     return encode.notes
