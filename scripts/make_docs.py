@@ -82,8 +82,8 @@ def device_table() -> str:
     """Every device that `--for` knows, and the sources of its values, as Markdown."""
     table = read_table()
     rows = [
-        f"| {', '.join([row.name, *row.names])} | {', '.join(map(str, row.memory_gb))} GB | {row.usable} "
-        f"| {row.gigabytes_per_second:g} GB/s | {row.source} |"
+        f"| {', '.join([row.name, *row.names])} | {', '.join(map(str, row.memory_gb))} | {row.usable} "
+        f"| {row.gigabytes_per_second:g} | {row.source} |"
         for row in table.devices
     ]
     shares = [
@@ -93,7 +93,7 @@ def device_table() -> str:
     sources = [f"| {name} | {_cell(text)} |" for name, text in table.sources.items()]
     return "\n".join(
         [
-            _table("| device | memory | usable as | bandwidth | source |", rows),
+            _table("| device | memory, GB | usable as | bandwidth, GB/s | source |", rows),
             _table("| usable as | share of the memory | source |", shares),
             _table("| source | is |", sources),
         ]

@@ -15,6 +15,9 @@ from skill_train.estimate.devices import device_speed
 from skill_train.facts import MachineFacts
 
 _TABLE = Path(__file__).with_name("targets.json")
+_SHORT = {"memory_gb": "gb", "gigabytes_per_second": "gb_s"}  # in the table
+# What a family is usable as, where its row does not say it. The others are Macs.
+_USABLE = {"ios": "ios", "phone": "android", "nvidia": "gpu", "nvidia_hbm": "gpu", "amd": "gpu", "cpu": "computer"}
 _GIB = 1 << 30  # memory is sold in powers of two
 _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
 # Without a name nobody knows which kind of chip it is; `decode.FAMILIES` has the widest range for this one.
@@ -60,7 +63,7 @@ class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=_SHORT):
     """One device of the table. `names` are others of the same memory and bandwidth. `memory_gb` are the sizes that are
     sold, in GiB, smallest first. A chip with several bandwidths has a row for each, the slowest first."""
 
@@ -83,7 +86,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def read_table() -> Table:
-    return msgspec.json.decode(_TABLE.read_bytes(), type=Table)
+    document = msgspec.json.decode(_TABLE.read_bytes())
+    families = document["devices"].items()
+    rows = [{"family": name, "usable": _USABLE.get(name, "mac")} | row for name, rows in families for row in rows]
+    return msgspec.convert(document | {"devices": rows}, Table)
 
 
 def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> TargetDevice:
