@@ -1643,40 +1643,21 @@ def repeated_key(where: str, key: str) -> Refused:
     return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
-def item_with_repeated_key(path: Path, text: str) -> str | None:
-    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
-    repeating_items = list[Row]()
-
-    def noted(pairs: list[tuple[str, Any]]) -> Row:
-        row = dict(pairs)
-        repeating_items.extend([row] if len(row) < len(pairs) else [])
-        return row
-
-    try:
-        items = items_of(json.loads(text, object_pairs_hook=noted))
-    except (ValueError, RecursionError):
-        return None
-    repeating = set(map(id, repeating_items))
-    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
-    number = next(numbers, None)
-    return f"item {number} of {path}" if number is not None else str(path)
-
-
-def ids_in(value: Any) -> Iterator[int]:
-    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        yield id(each)
-        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-
-
 def items_of(document: Any) -> list[Any]:
-    """The list that a document is, or the only list in it, or else the document as one item."""
+    """The list that a document is or holds alone, the rows of a table by columns, or else the document as one item."""
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
-        return lists[0] if len(lists) == 1 else [document]
+        return lists[0] if len(lists) == 1 else by_columns(document) or [document]
     return document if isinstance(document, list) else [document]
+
+
+def by_columns(table: Row) -> list[Row]:
+    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
+    columns = list(table.values())
+    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        return []
+    index = list(columns[0]) if columns else []
+    return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:
@@ -4352,6 +4333,34 @@ def json_items(path: Path) -> list[Any] | None:
         raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError):
         return None
+
+
+def item_with_repeated_key(path: Path, text: str) -> str | None:
+    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
+    repeating_items = list[Row]()
+
+    def noted(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        repeating_items.extend([row] if len(row) < len(pairs) else [])
+        return row
+
+    try:
+        items = items_of(json.loads(text, object_pairs_hook=noted))
+    except (ValueError, RecursionError):
+        return None
+    repeating = set(map(id, repeating_items))
+    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
+    number = next(numbers, None)
+    return f"item {number} of {path}" if number is not None else str(path)
+
+
+def ids_in(value: Any) -> Iterator[int]:
+    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        yield id(each)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
 def not_an_object(where: str, item: Any) -> Refused:

@@ -276,6 +276,23 @@ def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, nam
     assert broken[0].refusal.error["hint"] == f"iconv -f {named} -t UTF-8 FILE > NEW_FILE"
 
 
+@pytest.mark.parametrize("index", [None, [3, 7]], ids=["numbered", "filtered"])
+def test_a_table_by_columns_is_its_rows(tmp_path: Path, index: list[int] | None) -> None:
+    """`to_json` of pandas without a word about the orientation."""
+    pandas = pytest.importorskip("pandas")
+    rows = [{"question": "Warm?", "answer": "Yes.", "tags": ["a"]}, {"question": "Cold?", "answer": "No.", "tags": []}]
+    pandas.DataFrame(rows, index=index).to_json(tmp_path / "rows.json")
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
+
+
+@pytest.mark.parametrize(
+    "row", [{"question": {"0": "a"}, "answer": {"1": "b"}}, {"answer": {"de": "b"}}, {"a": {}}, {}]
+)
+def test_another_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(row))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [row]
+
+
 def test_a_cell_with_semicolons_stays_one_cell(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt;completion\na;b\n")
     assert [row for _, row, _ in read_rows.read(_recipe(tmp_path / "rows.csv"))] == [ROW]

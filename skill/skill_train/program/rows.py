@@ -19,7 +19,6 @@ from skill_train.program.examples import (
     MEND,
     RepeatedKey,
     Row,
-    item_with_repeated_key,
     items_of,
     repeated_key,
     require_distinct,
@@ -312,6 +311,34 @@ def json_items(path: Path) -> list[Any] | None:
         raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError):
         return None
+
+
+def item_with_repeated_key(path: Path, text: str) -> str | None:
+    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
+    repeating_items = list[Row]()
+
+    def noted(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        repeating_items.extend([row] if len(row) < len(pairs) else [])
+        return row
+
+    try:
+        items = items_of(json.loads(text, object_pairs_hook=noted))
+    except (ValueError, RecursionError):
+        return None
+    repeating = set(map(id, repeating_items))
+    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
+    number = next(numbers, None)
+    return f"item {number} of {path}" if number is not None else str(path)
+
+
+def ids_in(value: Any) -> Iterator[int]:
+    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        yield id(each)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
 def not_an_object(where: str, item: Any) -> Refused:
