@@ -19,6 +19,7 @@ import tiny
 import training
 from command_child import Commands
 from skill_train.commands._chosen_model import chosen
+from skill_train.core.errors import SkillTrainError
 from skill_train.data.scan import PERHAPS_RENDERED
 from skill_train.program.encode import ALREADY_RENDERED, SYSTEM_UNREAD, WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
@@ -102,6 +103,38 @@ def test_texts_beside_messages_are_turns_too(tmp_path: Path) -> None:
     lists = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in _messages()]
     data = training.write_data(tmp_path, [*texts[:12], *lists[12:]])
     assert _encoded("qwen2", data) == _expected("qwen2")
+
+
+def test_messages_in_the_cells_of_a_table_are_turns(tmp_path: Path) -> None:
+    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["prompt", "completion"])
+        table.writerows([json.dumps(row["messages"][:1]), json.dumps(row["messages"][1:])] for row in _messages())
+    assert _encoded("qwen2", tmp_path / "rows.csv") == _expected("qwen2")
+
+
+def test_messages_as_python_writes_them_are_refused(tmp_path: Path) -> None:
+    """As pandas writes a list to a .csv file: the model learned to answer with the text of a list."""
+    row = {"prompt": repr(_messages()[0]["messages"][:1]), "completion": repr(_messages()[0]["messages"][1:])}
+    with pytest.raises(SkillTrainError, match="prompt is text that is not JSON") as caught:
+        _encoded("qwen2", training.write_data(tmp_path, [row]))
+    assert "json.dumps" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ['[{"role": "user"', "[1, 2]", '[{"name": "a"}]'])
+def test_one_text_that_looks_like_messages_stays_a_text(tmp_path: Path, text: str) -> None:
+    """It may be what a model is to read or to write."""
+    [(ids, _)] = _encoded("qwen2", training.write_data(tmp_path, [{"prompt": text, "completion": "No JSON."}]))
+    assert text in training.tokenizer("qwen2").decode(ids)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_prompt_that_its_conversation_repeats_is_read_once(tmp_path: Path, as_text: bool) -> None:
+    rows = [
+        {"prompt": turns[0]["content"] if as_text else turns[:1], "completion": turns}
+        for turns in (row["messages"] for row in _messages())
+    ]
+    assert _encoded("qwen2", training.write_data(tmp_path, rows)) == _expected("qwen2")
 
 
 @pytest.mark.parametrize(("kind", "values"), [("qwen2", {"format": "completion"}), ("gpt2", {})], ids=["asked", "none"])

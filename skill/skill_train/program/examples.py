@@ -21,6 +21,7 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
+TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
@@ -108,8 +109,12 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         return {"kind": "text", "text": text_of(value("text"), "text")}
     names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
     prompt, completion = value(names[0]), value(names[1])
+    if data_format in PAIRS and all(isinstance(side, str) and TURNS.match(side) for side in (prompt, completion)):
+        prompt, completion = turns_of(prompt, names[0]), turns_of(completion, names[1])
     if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
         prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        if completion[: len(prompt)] == prompt:  # it is the whole conversation
+            completion = completion[len(prompt) :]
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in BARE:
