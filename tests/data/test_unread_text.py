@@ -62,6 +62,12 @@ def test_sentences_in_lists_and_objects_are_told(name: str, value: Any) -> None:
         ("label", [True, False]),  # of KTO
         ("weight", [1.0, 0.0]),
         ("loss_mask", [[0, 1], [0, 0]]),
+        ("label", ["True", "False"]),  # of a table, whose cells are texts
+        ("weight", ["1.0", "0"]),
+        ("loss_mask", ["[0, 1]", "[0, 0]"]),
+        ("train", [True, False]),
+        ("masked", [False, True]),
+        ("kto_tag", [True, False]),  # of LLaMA-Factory
         ("history", [[], [["Who are you?", "A machine."]]]),  # of LLaMA-Factory: a minority has some
     ],
 )
@@ -73,7 +79,17 @@ def test_a_mark_of_rows_and_earlier_turns_are_told(name: str, values: list[Any])
     assert (f"Rows that {name} marks as bad are trained" in said) is (name != "history")
 
 
-@pytest.mark.parametrize(("name", "values"), [("label", [1, 2]), ("weight", [0.5, 1]), ("history", [[], None])])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", [1, 2]),
+        ("label", [0, 1]),  # a class
+        ("weight", [0.5, 1]),
+        ("masked", [False, 0]),
+        ("train", ["the train to Munich", "a"]),
+        ("history", [[], None]),
+    ],
+)
 def test_other_marks_are_not(name: str, values: list[Any]) -> None:
     assert unread_text([_row(n) | {name: values[n % 2]} for n in range(20)], READ) == []
 
@@ -99,6 +115,24 @@ def test_two_texts_are_no_pair_where_the_answer_is_no_text(tmp_path: Path, row: 
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     verdict = data_subject.inspect_dataset(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
     assert verdict.verdict == "impossible"
+
+
+@pytest.mark.parametrize("name", ["context", "passage", "Absatz"])
+def test_a_passage_of_several_questions_is_told(name: str) -> None:
+    """As in SQuAD, which asks five questions about each."""
+    passage = (
+        "The depot of Munich lies north of the river and has {} halls, of which the last one is for large parcels."
+    )
+    assert unread_text([_row(n) | {name: passage.format(n // 5)} for n in range(20)], READ) == [name]
+    assert unread_text([_row(n) | {name: f"hall number {n // 5}"} for n in range(20)], READ) == []
+
+
+@pytest.mark.parametrize("name", ["system_message", "System Prompt", "sys_prompt", "persona", "functions"])
+def test_what_stands_before_each_question_is_told(name: str) -> None:
+    """Also where it is the same in all rows: the model would be used with it, and was trained without."""
+    value = [{"name": "find", "description": "Find a parcel by number"}] if name == "functions" else "You are a clerk."
+    assert unread_text([_row(n) | {name: value} for n in range(20)], READ) == [name]
+    assert unread_text([_row(n) | {name: None} for n in range(20)], READ) == []
 
 
 @pytest.mark.parametrize("lost", [False, True])

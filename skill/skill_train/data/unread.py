@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from skill_train.program.chat.chosen import ROW_MARKS, marks
 from skill_train.program.examples import Row
 
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
-_EARLIER = "history"  # turns before the question, as LLaMA-Factory and ms-swift have them; many rows have none
-_WEIGHTS, _VERDICTS = ("weight", "loss_mask"), ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good")
+_LONG = 80  # characters of a passage, which several questions may be about, as in SQuAD
+# What stands before a question, the same in all rows or missing in most: earlier turns, as LLaMA-Factory and ms-swift
+# have them, system messages, OpenAI's older tools.
+_BEFORE = re.compile("history|sys(?:tem|_)|persona|functions")
 
 
 def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
-    """Columns that are not read although their text differs from row to row: the passage that a question is about,
-    earlier turns, or the label of a plain text; and those that mark rows for other trainers to leave out.
+    """Columns that are not read although their text differs from row to row: the passage that a question is about, or
+    the label of a plain text; what stands before a question; and marks of rows that other trainers leave out.
 
     Args:
         columns: the dataset's name of each column by the format's name.
     """
     read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
     names = dict.fromkeys(name for row in first for name in row if name not in read)
-    plain = set(columns) == {"text"}
+    labels = _LABELS if set(columns) == {"text"} else ()
     return [
         name
         for name in names
         if (
-            (
-                _are_sentences(values := [row.get(name) for row in first])
-                or (name == _EARLIER and any(map(_texts, values)))
-            )
+            _are_needed(name, values := [row.get(name) for row in first])
             and not _are_read_elsewhere(values, first, columns)
         )
-        or (not plain and _marks_rows(name, values))
-        or (plain and name.lower() in _LABELS and len({repr(value) for value in values}) > 1)
+        or any(False in marks(name, value) for value in values)
+        or (name.lower() in labels and len({repr(value) for value in values}) > 1)
     ]
 
 
-def _marks_rows(name: str, values: list[Any]) -> bool:
-    """Whether a column says of a row, or of its messages, that it is bad or does not train."""
-    if name in _WEIGHTS:
-        return any(0 in (value if isinstance(value, list) else [value]) for value in values)
-    return name in _VERDICTS and any(value is False for value in values)
-
-
-def _are_sentences(values: list[Any]) -> bool:
+def _are_needed(name: str, values: list[Any]) -> bool:
     texts = [texts for value in values if (texts := _texts(value))]
     worded = sum(any(map(_is_sentence, text)) for text in texts)
-    return 2 * worded > len(values) and 2 * len(set(map(tuple, texts))) > len(values)
+    if 2 * worded <= len(values) or _BEFORE.match(name.lower()):
+        return bool(worded and _BEFORE.match(name.lower()))
+    different, size = len(set(map(tuple, texts))), sum(len(text) for each in texts for text in each)
+    return 2 * different > len(values) or (different > 1 and size > _LONG * len(texts))
 
 
 def _are_read_elsewhere(values: list[Any], rows: Sequence[Row], columns: dict[str, str]) -> bool:
@@ -71,7 +68,7 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_warning(names: list[str], columns: dict[str, str]) -> str:
-    marking = [name for name in names if name in (*_WEIGHTS, *_VERDICTS)]
+    marking = [name for name in names if name in ROW_MARKS]
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "

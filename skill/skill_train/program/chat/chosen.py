@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from skill_train.program.events import Refused
@@ -11,6 +12,9 @@ from skill_train.program.events import Refused
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
 SPAN_KEYS = ("train_detail", "training_detail")
+# Columns in which a row is called bad; the last is LLaMA-Factory's.
+VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
+ROW_MARKS = {*ANSWER_KEYS, *MESSAGE_KEYS, *VERDICTS}
 NOTHING_LEFT = "nothing is left to learn from"
 YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
@@ -35,6 +39,16 @@ def is_left_out(message: Any) -> bool:
     if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
         raise cannot(message, spans, "chooses parts of an answer")
     return left_out and is_answer
+
+
+def marks(name: str, value: Any) -> list[bool]:
+    """What a column, or the text of a cell, says of its row or of each of its messages: whether that is to train. Empty
+    for another column."""
+    words = re.findall(r"[\w.]+", str(value).lower()) if name in ROW_MARKS else []
+    if name in VERDICTS:
+        return [False] if words == ["false"] else []
+    said = [YES_OR_NO.get(word) for word in words]
+    return [] if None in said else [each != (name == "masked") for each in said]
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
