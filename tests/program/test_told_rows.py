@@ -98,6 +98,60 @@ def test_two_system_messages_are_told(tmp_path: Path) -> None:
     assert "(the first: line 3)" in note
 
 
+@pytest.mark.parametrize(
+    ("name", "kept", "left_out"),
+    [
+        ("weight", 1, "0"),
+        ("loss_mask", [0, 1], [0, 0]),
+        ("train", "true", False),
+        ("masked", False, True),
+        ("label", True, "False"),
+        ("kto_tag", True, False),
+    ],
+)
+def test_rows_that_are_marked_to_be_left_out_are_told(tmp_path: Path, name: str, kept: Any, left_out: Any) -> None:
+    """All of them: `data` and `plan` look for such a column in the first 200 rows alone."""
+    [note] = notes(tmp_path, *(ALPACA | {name: left_out if n % 3 == 2 else kept} for n in range(9)))
+    assert note.startswith(f"3 of 9 rows are marked to be left out (the first: line 3, {name}: {left_out})")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("label", 0), ("weight", 0.5), ("loss", 0.71), ("train", "no"), ("masked", 0), ("id", 0)]
+)
+def test_other_columns_mark_no_row(tmp_path: Path, name: str, value: Any) -> None:
+    assert notes(tmp_path, ALPACA | {name: value}) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|user|>\n{}<|end|>\n<|assistant|>\n",
+        "[INST] {} [/INST]",
+        "### Instruction:\n{}\n\n### Response:\n",
+        "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
+    ],
+)
+@pytest.mark.parametrize(("asked", "answered"), [("prompt", "completion"), ("instruction", "output")])
+def test_questions_that_another_template_rendered_are_told(
+    tmp_path: Path, text: str, asked: str, answered: str
+) -> None:
+    """The model's own template writes its marks around them. Its own marks there are refused."""
+    rows = [{asked: text.format(question), answered: "A pear."} for question in ("Name a fruit.", "And another one.")]
+    [note] = notes(tmp_path, {asked: "Is 1 < 2 |> 3 #### 4?", answered: "Yes."}, *rows)
+    assert note.startswith("2 of 3 rows hold marks of turns in the question (the first: line 2,"), note
+
+
+def test_data_without_a_model_tells_them(commands: Commands, tmp_path: Path) -> None:
+    system = {"role": "system", "content": f"<tools> {json.dumps([WEATHER])} </tools>"}
+    described = {"messages": [system, USER, BOT], "tools": json.dumps([WEATHER])}
+    training.write_data(tmp_path, [described, {"messages": [USER, BOT], "weight": "0"}, described])
+    done = commands.run(tmp_path, dict(os.environ), "data", "rows.jsonl", "--format", "json")
+    said = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "template"]
+    assert [text[:24] for text in said] == ["2 of 3 rows describe the", "1 of 3 rows are marked t"], done.stdout
+    done = commands.run(tmp_path, dict(os.environ), "data", "rows.jsonl", "--method", "kto", "--format", "json")
+    assert not [warning for warning in done.answer["warnings"] if warning["code"] == "template"]
+
+
 def test_the_commands_tell_it(commands: Commands, tmp_path: Path) -> None:
     training.write_data(tmp_path, [ALPACA | {"input": ""}] * 3 + [ALPACA | {"input": "<noinput>"}])
     (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('qwen2')}\ndata: rows.jsonl\n")

@@ -241,6 +241,9 @@ def _warn(console: Console, inspection: Inspection) -> None:
         console.warn("guessed_mapping", inspection.verdict.because)
     if inspection.unread and inspection.detected is not None:
         console.warn("unread_text", unread_text_warning(list(inspection.unread), inspection.detected.columns))
+    told = inspection.survey.told
+    for note in [] if inspection.recipe.model or told is None else told.notes(inspection.survey.usable):
+        console.warn("template", note)
     if (
         inspection.detected is not None
         and (unread := unread_media(inspection.recipe, inspection.detected.columns)) is not None

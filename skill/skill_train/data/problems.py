@@ -12,8 +12,10 @@ from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
+from skill_train.program.chat.chosen import ROW_MARKS
+from skill_train.program.chat.told import ToldRows
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row
+from skill_train.program.examples import Row, to_example
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import Broken, canonical
 from skill_train.recipe.fields import Recipe
@@ -56,6 +58,7 @@ class Survey:
     columns: the kinds of value of each, in the order of appearance.
     longest_row: the ordinal, among the usable rows, of the one with most text.
     detected: how rows with pictures are read, with the column of pictures that a row has first.
+    told: of rows of text with tools or a mark; None for another method than sft.
     """
 
     rows: int = 0
@@ -68,6 +71,7 @@ class Survey:
     turns: int = 0
     longest_turns: int = 0
     detected: DetectedFormat | None = None
+    told: ToldRows | None = None
 
     @property
     def refused(self) -> int:
@@ -82,7 +86,11 @@ def typical(peeked: list[Row]) -> Row:
 
 
 def survey(
-    recipe: Recipe, check: Check | None, detected: DetectedFormat | None = None, pictures: RowPictures | None = None
+    recipe: Recipe,
+    check: Check | None,
+    detected: DetectedFormat | None = None,
+    pictures: RowPictures | None = None,
+    told: ToldRows | None = None,
 ) -> Survey:
     """Reads every row once. Without `check` only reading problems are seen.
 
@@ -90,7 +98,7 @@ def survey(
         pictures: decodes those of each row, which is read as `detected`.
     """
     names = READING + (MAPPED if check else ()) + (PROBLEMS if check and pictures else ())
-    result = Survey(problems={name: RefusedRows() for name in names}, detected=detected)
+    result = Survey(problems={name: RefusedRows() for name in names}, detected=detected, told=told)
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
         result.rows += 1
@@ -111,7 +119,7 @@ def survey(
             if pictures is not None and result.detected is not None:
                 result.detected = with_pictures(result.detected, row)
                 checked = _decoded(line, row, checked, result.detected, pictures)
-            _count(result, line, checked)
+            _count(result, line, row, checked)
     for line in repeats.places():
         result.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
     for line in pictures.repeated() if check and pictures else ():
@@ -154,7 +162,7 @@ def content(row: Row, raw: bytes | None) -> bytes:
     return canonical(row) if raw is None else raw.strip()
 
 
-def _count(survey: Survey, line: int, checked: Checked) -> None:
+def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     size, turns, trouble = checked
     if trouble is not None:
         survey.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
@@ -167,6 +175,11 @@ def _count(survey: Survey, line: int, checked: Checked) -> None:
     survey.turns += turns
     if turns > survey.longest_turns:
         survey.longest_turns = turns
+    told, detected = survey.told, survey.detected
+    if told is None or detected is None:
+        return
+    if "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):  # of others it would take as long as the check
+        told.look(line, row, detected.columns, to_example(row, detected.format, detected.columns))
 
 
 def _has_new(columns: dict[str, list[str]], row: Row) -> bool:

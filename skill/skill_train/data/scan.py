@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from skill_train.data.errors import empty, leave_out, media_error, refused_row, 
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
+from skill_train.program.chat.told import TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
@@ -38,8 +38,6 @@ from skill_train.recipe.formats import (
 )
 
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
-# What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST].
-_TURN_MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
 PERHAPS_RENDERED = (
     "the rows hold marks of a chat template and are trained as they stand: if the model's own template wrote them, a "
     "chat is asked with it; if another one did, the model sees another prompt in a chat"
@@ -346,4 +344,4 @@ def _held_bytes(value: Any) -> int:
 def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
     """What to tell of rows that are trained as they stand by a model with a chat template."""
     texts = [" ".join(str(row.get(column)) for column in columns.values()) for row in first]
-    return PERHAPS_RENDERED if all(map(_TURN_MARK.search, texts)) else WITHOUT_TEMPLATE
+    return PERHAPS_RENDERED if all(map(TURN_MARK.search, texts)) else WITHOUT_TEMPLATE

@@ -6,15 +6,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from skill_train.program.examples import EncodedRow, Row, says
+from skill_train.program.chat.chosen import marks
+from skill_train.program.examples import Row, says
 
 # Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
 # `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
+# What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
+TURN_MARK = re.compile(
+    r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
+    r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
+    re.MULTILINE,
+)
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
+RENDERED_TWICE = (
+    "hold marks of turns in the question (the first: {}), and the model's own template writes its marks around them: "
+    "format: completion trains rows that are rendered already"
+)
+LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
@@ -27,7 +39,7 @@ class ToldRows:
     def __init__(self) -> None:
         self.places = dict[str, list[str]]()
 
-    def look(self, line: int, row: Row, columns: dict[str, str], made: EncodedRow) -> None:
+    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:  # encoded, or without a model not
         for note, place in findings(row, columns, made):
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
@@ -36,8 +48,12 @@ class ToldRows:
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in self.places.items()]
 
 
-def findings(row: Row, columns: dict[str, str], made: EncodedRow) -> Iterator[tuple[str, str]]:
+def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str, str]]:
     """Each note at most once, and what stands there."""
+    unread = row.keys() - columns.values()
+    marked = min((name for name in unread if (said := marks(name, row[name])) and not any(said)), default=None)
+    if marked is not None:
+        yield LEFT_OUT_ROW, f", {marked}: {str(row[marked])[:40]}"
     messages: list[Any] = made.get("messages", [])
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
@@ -45,12 +61,15 @@ def findings(row: Row, columns: dict[str, str], made: EncodedRow) -> Iterator[tu
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     if nothing:
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
+    asked = row.get(columns.get("question", columns.get("instruction", "")))
+    if isinstance(asked, str) and (mark := TURN_MARK.search(asked)) is not None:
+        yield RENDERED_TWICE, f", {mark.group()!r}"
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
     names = names_of_tools(made.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
-    if names and any(is_described(names, text) and is_named(names, text, made["rendered"]) for text in texts):
+    if names and any(is_described(names, text) and is_named(names, text, made.get("rendered")) for text in texts):
         yield TOOLS_TWICE, ""
 
 
@@ -64,7 +83,7 @@ def is_described(names: list[str], text: str) -> bool:
     return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
 
 
-def is_named(names: list[str], text: str, rendered: str) -> bool:
-    """Whether each tool stands in a rendered conversation beside this text too."""
-    others = rendered.replace(text.strip(), "")
-    return all(str(name) in others for name in names)
+def is_named(names: list[str], text: str, rendered: str | None) -> bool:
+    """Whether each tool stands in a rendered conversation beside this text too; most likely, without a model."""
+    others = rendered and rendered.replace(text.strip(), "")
+    return others is None or all(str(name) in others for name in names)
