@@ -107,6 +107,45 @@ def test_turns_as_the_text_of_python_are_refused_with_a_way_out(tmp_path: Path) 
     assert "json.dumps" in caught.value.hint and "--fix" not in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "2+2?", "answer": ["4", "four"]},
+        {"prompt": "2+2?", "completion": 4},
+        {"instruction": "Add", "output": "", "target": "4"},
+        {"conversations": SPOKEN[:1], "chosen": SPOKEN[1], "rejected": SPOKEN[1]},
+    ],
+)
+def test_rows_that_are_all_broken_alike_name_no_fix(tmp_path: Path, row: dict[str, Any]) -> None:
+    """`--fix` would leave none. With one whole row it leaves that."""
+    path = write_data(tmp_path, [row, row, row])
+    with pytest.raises(SkillTrainError, match=r"line 1 of rows\.jsonl") as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    _, answer = _data(path)
+    for hint in (caught.value.hint, answer["error"]["hint"]):
+        assert hint.startswith("no row can be used") and "columns: {" in hint
+    whole = {name: TURNS if name == "conversations" else "4" for name in row} | {"conversations": SPOKEN}
+    write_data(tmp_path, [row, {name: whole[name] for name in row}, row])
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    _, answer = _data(path)
+    assert "--fix" in caught.value.hint and "no row" not in caught.value.hint
+    assert "--fix" in answer["error"]["hint"] and "no row" not in answer["error"]["hint"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_document_under_the_name_of_lines_names_no_fix(tmp_path: Path, indent: int | None) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps([ALPACA, ALPACA], indent=indent))
+    with pytest.raises(SkillTrainError, match=r"line 1 of rows\.jsonl") as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    code, answer = _data(tmp_path / "rows.jsonl")
+    assert code == 2
+    for hint in (caught.value.hint, answer["error"]["hint"]):
+        assert "one JSON document is a .json file" in hint and "--fix" not in hint
+    (tmp_path / "rows.jsonl").rename(tmp_path / "rows.json")
+    assert dataset.scan(Recipe(data="rows.json")).rows == 2
+
+
 BROKEN = [
     (b'{"messages": [\n', "broken_json"),
     (b"[1, 2]\n", "not_an_object"),

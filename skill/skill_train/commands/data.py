@@ -21,7 +21,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import rewriting_command, wrong_columns
+from skill_train.data.errors import ALL_ALIKE, NO_ROW, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -335,7 +335,9 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
         return f"raise --max-length: the longest row has {lengths.longest} tokens"
     if inspection.survey.problems["not_utf8"].refused and (command := rewriting_command(Path(inspection.recipe.data))):
         return command
-    return _fix_command(inspection) if inspection.check is not None and inspection.survey.usable else otherwise
+    if inspection.check is None:
+        return otherwise if inspection.row else NO_ROW
+    return _fix_command(inspection) if inspection.survey.usable else ALL_ALIKE
 
 
 def _impossible(inspection: Inspection) -> UsageError:

@@ -14,7 +14,7 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
-from skill_train.program.rows import numbered_lines
+from skill_train.program.rows import ROWS_IN_LINES, numbered_lines
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import PICTURED, DetectedFormat
 
@@ -31,10 +31,14 @@ def empty(recipe: Recipe) -> UsageError:
     )
 
 
+MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
+ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
+
+NO_ROW = f"{ROWS_IN_LINES}; one JSON document is a .json file"
+
+
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
-    hint = (
-        "name them in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
-    )
+    hint = f"name them {MAPPING}"
     if {"chosen", "rejected"} <= set(names):
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"

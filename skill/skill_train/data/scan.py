@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,23 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest, refusals
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
-from skill_train.data.errors import empty, leave_out, media_error, refused_row, rewriting_command, wrong_columns
+from skill_train.data.errors import (
+    ALL_ALIKE,
+    NO_ROW,
+    empty,
+    leave_out,
+    media_error,
+    refused_row,
+    rewriting_command,
+    wrong_columns,
+)
+from skill_train.data.problems import usable
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.chat.told import TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
+from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
@@ -101,7 +112,9 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, Broken):
             keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
-            row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
+            whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
+            no_row = reading is None and _is_empty(whole)
+            row.refusal.error["hint"] = keeps_rows or (NO_ROW if no_row else leave_out(recipe))
             raise row.refusal
         if reading is None:
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
@@ -109,7 +122,10 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
-            raise refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
+            error = refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
+            if not count and error.hint == leave_out(recipe) and _is_empty(usable(recipe, reading.check)):
+                error.hint = ALL_ALIKE
+            raise error
         if pictures is not None:
             sources = lift_pictures(row, reading.detected.columns)[1]
             pictures.count(sources)
@@ -140,6 +156,14 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         longest_turns=longest_turns,
     )
     return facts if pictures is None else with_pictures_of(facts, pictures)
+
+
+def _is_empty(rows: Iterator[Any]) -> bool:
+    """Whether no row comes before a line that cannot be read."""
+    try:
+        return next(rows, None) is None
+    except Refused:
+        return True
 
 
 def with_pictures_of(facts: DatasetFacts, pictures: RowPictures, share: float = 1) -> DatasetFacts:
