@@ -63,6 +63,14 @@ def test_each_method_has_its_verdict(row: dict[str, Any], expected: str) -> None
             ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
         ),
         ({"chosen": ASK + BLUE, "rejected": ASK + GREEN}, ["format: messages", "columns: {messages: chosen}"]),
+        (  # of LLaMA-Factory: without the input the question is lost
+            {"instruction": "a", "input": "b", "chosen": "c", "rejected": "d"},
+            ["format: instruction", "columns: {instruction: instruction, output: chosen, input: input}"],
+        ),
+        (  # orca_dpo_pairs
+            {"system": "s", "question": "a", "chosen": "c", "rejected": "d"},
+            ["format: question_answer", "columns: {question: question, answer: chosen, system: system}"],
+        ),
         (
             {"Instruction": "a", "Input": "b", "Output": "c"},
             ["format: instruction", "columns: {instruction: Instruction, output: Output, input: Input}"],

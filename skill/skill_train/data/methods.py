@@ -157,7 +157,7 @@ def _chosen_answers(row: Row) -> Verdict | None:
     prompt, chosen = _column(row, _ASKED), pair["chosen"]
     because = "preference pairs: train on the chosen answers"
     if prompt is not None and (kind(row[prompt]) == kind(row[chosen])):
-        return Verdict("needs_mapping", because, {"prompt": prompt, "completion": chosen}, "prompt_completion")
+        return _pairs(row, prompt, chosen, because)
     if kind(row[chosen]) == "messages":
         return Verdict("needs_mapping", because, {"messages": chosen}, "messages")
     return Verdict("needs_mapping", because, {"text": chosen}, "text") if kind(row[chosen]) == "text" else None
