@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache
 
@@ -94,6 +95,11 @@ def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r:
     magnitude for each output (Liu et al. 2024, DoRA, section 4)."""
     sums = [_sums(model, target) for target in target_modules]
     return sum(lora_r * (inputs + outputs) + dora * outputs for inputs, outputs in sums)
+
+
+def adapted_weights(model: ModelFacts, target_modules: Iterable[str]) -> int:
+    """The weights of the layers that get an adapter."""
+    return sum(times(model, name) * math.prod(module_widths(model, name)) for name in target_modules)
 
 
 def _sums(model: ModelFacts, name: str) -> tuple[int, int]:

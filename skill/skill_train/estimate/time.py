@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import Device, cpu_flops, device_speed
-from skill_train.estimate.modules import adapter_parameters
+from skill_train.estimate.modules import adapted_weights, adapter_parameters, saved_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, PictureTokenFacts
 from skill_train.program.plan import LOGITS_AT_ONCE
@@ -43,6 +43,10 @@ _CPU_HALF = 3.0
 # Bytes of weights that a core reads in a second while it multiplies few rows with them. Measured on the same 2 cores,
 # 2026-11-21: a float32 matrix of 0.67 GB times 15 rows at 5.5 GB/s, transposed at 7.4 (times one row: 15 and 22).
 _CPU_READS = 4e9
+# The reads and writes of each adapted weight, in float32, for DoRA's norm: an identity matrix, B times A, the sum with
+# the weights (peft 0.21, tuners/lora/dora.py). A core of an Intel Xeon took 7.9 ns a weight more in a pass of 64 tokens
+# without dropout (70M weights, torch 2.13, 2026-11-29).
+_NORM_PASSES = 7
 # The reads and writes of each weight: 3 by clipping (norm, mul), and by torch 2.13's AdamW 4 and 3 if it is fused, else
 # 18 (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
 _OPTIMIZER_PASSES = {True: 10, False: 21}
@@ -88,11 +92,14 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     forward = 2 if step.checkpointing else 1
     linear = 2 * body * step.tokens * (forward + 1 + step.full)
     adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
+    if step.dora:  # the product of A and B, from the identity matrix; and with dropout the layers once more
+        again = step.tokens * (forward + 1) * (step.lora_dropout > 0)
+        adapter += 2 * adapted_weights(model, step.target_modules) * (again + 2 * step.lora_r * forward)
     queries = (model.heads or 1) * (model.head_dim or model.hidden_size // (model.heads or 1))
     attended = min(step.length, model.sliding_window or step.length)
     attention = 2 * queries * attended * step.tokens * model.layers * (forward + 2.5)
     trained = step.tokens * step.trained_share
-    head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
+    head_passes = 4 if step.head_trains else 3 if step.device == "cuda" else 2
     language = linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
     return language + picture_flops(model, step)
 
@@ -139,8 +146,14 @@ def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -
     passes = (2 if step.checkpointing else 1) + 1 + step.full
     tower = model.tower.parameters * (passes if step.tower_trains else 1) if step.images and model.tower else 0
     chunks = math.ceil(step.tokens * step.trained_share / max(1, LOGITS_AT_ONCE // (model.vocab_size or 1)))
-    read = body * passes + tower + head * chunks * (4 if step.full else 2)
-    return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
+    read = body * passes + tower + head * chunks * (4 if step.head_trains else 2)
+    return (read * BYTES[step.dtype] + _norm_bytes(model, step)) / (_CPU_READS * machine.cores)
+
+
+def _norm_bytes(model: ModelFacts, step: MicroStep) -> float:
+    """What DoRA reads and writes in a micro-step for the norms of its layers."""
+    forward = 2 if step.checkpointing else 1
+    return 4.0 * _NORM_PASSES * forward * adapted_weights(model, step.target_modules) * step.dora
 
 
 def launch_seconds(model: ModelFacts, step: MicroStep) -> Range:
@@ -153,14 +166,14 @@ def launch_seconds(model: ModelFacts, step: MicroStep) -> Range:
 
 
 def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
-    """Seconds of AdamW for every weight, limited by the memory bandwidth. For the few weights of an adapter they are
-    left out."""
+    """Seconds of AdamW for every weight, or for the modules that train whole beside an adapter, limited by the memory
+    bandwidth. For the few weights of the adapter itself they are left out."""
     device = device_speed(machine)
     bandwidth = _CPU_READS * machine.cores if step.device == "cpu" else device and device.gigabytes_per_second * 1e9
-    if not step.full or not bandwidth:
-        return 0.0
-    each = 2 if step.pure_bf16 else 4
-    return (model.parameters or 0) / step.shards * each * _OPTIMIZER_PASSES[step.fused] / bandwidth
+    saved = sum(saved_parameters(model, name) for name in step.modules_to_save)
+    trained = (model.parameters or 0) if step.full else saved
+    each = 2 if step.pure_bf16 or (step.dtype == "bfloat16" and not step.full) else 4
+    return trained / step.shards * each * _OPTIMIZER_PASSES[step.fused] / bandwidth if bandwidth else 0.0
 
 
 def micro_step_seconds(
@@ -227,13 +240,14 @@ def gpu_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops
 
 
 def dequantizing_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
-    """Seconds of a micro-step on a GPU in which the 4-bit weights become 16-bit ones, however few its tokens; 0 for a
-    GPU of unknown bandwidth."""
+    """Seconds of a micro-step on a GPU in which the 4-bit weights become 16-bit ones, and DoRA takes its norms, however
+    few its tokens; 0 for a GPU of unknown bandwidth."""
     device = device_speed(machine)
-    if not step.four_bit or step.device != "cuda" or device is None:
+    if step.device != "cuda" or device is None:
         return 0.0
     quantized = (model.parameters or 0) - (model.expert_parameters or 0)  # experts stay in 16 bits
-    return _FOUR_BIT_SECONDS * quantized / 1e9 * 2000 / device.gigabytes_per_second
+    seconds = _FOUR_BIT_SECONDS * quantized / 1e9 * 2000 * step.four_bit
+    return (seconds + _norm_bytes(model, step) / 1e9) / device.gigabytes_per_second
 
 
 def _peak_tflops(device: Device, step: MicroStep) -> float:
