@@ -409,6 +409,17 @@ def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, ste
     )
 
 
+@pytest.mark.parametrize(("max_length", "least"), [("1024", "at least 89%"), ("8192", "at least 9%"), ("30000", None)])
+def test_text_that_max_length_cuts_away_is_told(hub: Hub, here: Path, max_length: str, least: str | None) -> None:
+    """A row of 45,005 bytes has 9,001 tokens or more, at 5 bytes a token."""
+    _rows(here / "long.jsonl", {"text": "late " * 9001})
+    warnings = _answer(_call(hub, here, *LOCAL[:-1], "long.jsonl", "--max-length", max_length))["warnings"]
+    said = [warning["message"] for warning in warnings if warning["code"] == "truncated"]
+    assert [message.partition(" of the tokens")[0] for message in said] == (
+        [f"max_length {max_length} cuts away {least}"] if least else []
+    )
+
+
 @pytest.mark.parametrize(("max_length", "told"), [("8192", False), ("8193", True)])
 def test_rows_beyond_the_positions_of_the_model_are_told(hub: Hub, here: Path, max_length: str, told: bool) -> None:
     """SmolLM2-135M has 8192 positions, and rotary ones go on without an error. The rows have more tokens than that."""

@@ -172,6 +172,7 @@ def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) 
     code, answer = answered("data", path, "--model", tiny.cached("llama-chatml"), "--max-length", 4)
     assert (code, answer["data"]["problems"]["fully_masked"]["rows"]) == (2, 5)
     assert answer["error"]["hint"].startswith("raise --max-length")
+    assert "truncated" in [warning["code"] for warning in answer["warnings"]]
 
 
 def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(tmp_path: Path) -> None:

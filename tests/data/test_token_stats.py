@@ -52,6 +52,18 @@ def test_a_sample_says_so() -> None:
     assert facts.longest == (900, 900)
 
 
+def test_what_max_length_cuts_away_is_told() -> None:
+    """182 of 242 tokens stay at 30; at 59, 241 of 242. Rows of 21 to 52 tokens surely lose something below 21."""
+    said = token_stats.cut_away(token_stats.token_facts(LENGTHS, 30))
+    assert said is not None and said.startswith("max_length 30 cuts away 25% of the tokens")
+    assert "up to 60" in said
+    assert token_stats.cut_away(token_stats.token_facts(LENGTHS, 59)) is None
+    least = token_stats.cut_away(token_stats.token_range(10, 1000, 400, 7))
+    assert least is not None and least.startswith("max_length 7 cuts away at least 67% of the tokens")
+    assert token_stats.cut_away(token_stats.token_range(10, 1000, 400, 21)) is None
+    assert token_stats.cut_away(token_stats.token_range(0, 0, 0, 21)) is None
+
+
 def test_percentiles_and_histogram() -> None:
     """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
     percentiles, histogram = token_stats.distribution(LENGTHS)

@@ -207,6 +207,8 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
         console.warn("template", note)
     if lengths is not None:
         _keep(inspection, lengths)
+        if cut := token_stats.cut_away(token_stats.token_facts(lengths, inspection.recipe.max_length)):
+            console.warn("truncated", cut)
     why_not = "" if lengths else "the template refuses every row"
     return Counted({**refused}, example or plain, lengths, why_not, counter=counter)
 

@@ -165,6 +165,18 @@ def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
     )
 
 
+def cut_away(tokens: TokenFacts) -> str | None:
+    """What to tell where max_length surely cuts away more than a hundredth of the tokens."""
+    share = 1 - tokens.mean_cut[0] / tokens.mean[0] if tokens.mean[0] else 0.0
+    if share < 0.01:
+        return None
+    least = "" if tokens.counted else "at least "
+    return (
+        f"max_length {tokens.max_length} cuts away {least}{share:.0%} of the tokens, from the ends of rows, where "
+        f"answers stand: a row has up to {tokens.longest[1]}. Raise it, or part such rows"
+    )
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Rows of at most `up_to` tokens, and more than the bucket before."""
