@@ -152,6 +152,25 @@ def test_what_is_there_already_is_not_committed_again(hub: Hub, api: Any, folder
     assert titles == ["Upload folder using huggingface_hub", "initial commit"]
 
 
+def test_what_a_gitignore_names_is_left_out_without_a_word(hub: Hub, api: Any, folder: Path) -> None:
+    hub.add("model", "me/m", {".gitignore": b"*.safetensors\nempty.txt\n"})
+    api.upload_folder(repo_id="me/m", folder_path=folder)
+    assert set(hub.repositories["model", "me/m"].files) == {".gitignore", "a.txt"}
+
+
+def test_the_page_of_a_repository_has_the_digest_of_each_file(hub: Hub, api: Any, folder: Path) -> None:
+    api.create_repo("me/m")
+    api.upload_folder(repo_id="me/m", folder_path=folder)
+    files = {file.rfilename: file for file in api.model_info("me/m", files_metadata=True).siblings}
+    weights = (folder / "weights.safetensors").read_bytes()
+    assert (files["weights.safetensors"].lfs.sha256, files["weights.safetensors"].size) == (
+        hashlib.sha256(weights).hexdigest(),
+        3_000_000,
+    )
+    assert files["a.txt"].blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
+    assert files["a.txt"].lfs is None
+
+
 def test_revisions_branches_and_a_commit_that_comes_too_late(hub: Hub, api: Any) -> None:
     api.create_repo("me/model")
     old = api.upload_file(path_or_fileobj=b"one", path_in_repo="x.txt", repo_id="me/model").oid

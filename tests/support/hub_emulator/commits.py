@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from fnmatch import fnmatch
 from typing import Any
 
 from hub_emulator import cas
@@ -60,16 +61,19 @@ def branch(call: Call) -> Answer:
 
 
 def preupload(call: Call) -> Answer:
-    """How each file is to be sent, and which content is there already."""
+    """How each file is to be sent, which content is there already, and what a .gitignore leaves out: that of the
+    request, else that of the repository (huggingface_hub 2.4, `_fetch_upload_modes`)."""
     repository = _writable(call)
     files = repository.at(_branch(call, repository)) or {}
+    ignored = call.json().get("gitIgnore") or files.get(".gitignore", b"").decode()
     answers = []
     for file in call.json()["files"]:
         path = file["path"]
         mode = "lfs" if path.endswith(LFS_ENDINGS) or file["size"] > LFS_BYTES else "regular"
         name = sha256 if path in repository.lfs else blob
         known = name(files[path]) if path in files else None
-        answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": known})
+        left_out = any(fnmatch(path, line) or fnmatch(path.split("/")[-1], line) for line in ignored.split())
+        answers.append({"path": path, "uploadMode": mode, "shouldIgnore": left_out, "oid": known})
     return json_answer({"files": answers})
 
 

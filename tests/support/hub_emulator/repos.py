@@ -120,7 +120,7 @@ def info(call: Call) -> Answer:
     repository = repository_of(call, content=False)
     files = files_of(call, repository)
     blobs = "blobs" in call.query
-    siblings = [{"rfilename": path} | ({"size": len(data)} if blobs else {}) for path, data in files.items()]
+    siblings = [{"rfilename": path} | (_blob(repository, path, data) if blobs else {}) for path, data in files.items()]
     dates = [commit["date"] for commit in repository.history.get("main", [])]
     about = {
         "id": repository.name,
@@ -178,6 +178,13 @@ def _entry(repository: Repository, path: str, data: bytes) -> dict[str, Any]:
     """A file as the tree shows it."""
     about: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": blob(data)}
     lfs = {"oid": sha256(data), "size": len(data), "pointerSize": 134}
+    return about | ({"lfs": lfs} if path in repository.lfs else {})
+
+
+def _blob(repository: Repository, path: str, data: bytes) -> dict[str, Any]:
+    """A file as the page of the repository shows it, with `blobs` (huggingface_hub 2.4, `ModelInfo`)."""
+    about: dict[str, Any] = {"size": len(data), "blobId": blob(data)}
+    lfs = {"sha256": sha256(data), "size": len(data), "pointerSize": 134}
     return about | ({"lfs": lfs} if path in repository.lfs else {})
 
 
