@@ -446,6 +446,28 @@ def test_another_adapter_has_no_proof(hub: Hub, tmp_path: Path, run: Path) -> No
     assert answer["data"]["verdict"] is None
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["adapter", "whole"])
+def test_files_of_an_earlier_training_are_not_proven_by_their_own_proof(run: Path, whole: bool) -> None:
+    """The run was trained again in its folder; the files are those of before, and so is the proof. The card would show
+    it beside the figures of the new training, and beside a merged model of it."""
+    weights = run / "adapter" / "adapter_model.safetensors"
+    if whole:
+        weights = run / "merged" / "model.safetensors"
+        weights.parent.mkdir()
+        weights.write_bytes(b"trained whole")
+        plan = json.loads((run / "plan.json").read_text())
+        _write(run / "plan.json", plan | {"recipe": plan["recipe"] | {"finetuning_type": "full"}})
+        outputs = {f"merged/{weights.name}": _digest(weights)}
+        records.write(run / "train.json", step_records.trained(outputs))
+    proof, part = json.loads((run / "verify.json").read_text()), "reference" if whole else "adapter"
+    other = {"notes.md": {"bytes": 1, "sha256": "1" * 64}}  # it may change: train.json has no digest of it
+    for sha256, proven in ((_digest(weights)["sha256"], True), ("0" * 64, False)):
+        proof["inputs"][part] = {weights.name: _digest(weights) | {"sha256": sha256}} | other
+        _write(run / "verify.json", proof)
+        files = files_of(RunDir(run), ("gguf",), "base")
+        assert (proof_of(RunDir(run), files) is not None) is proven
+
+
 TOKEN = "hf_" + "a1B2c3D4" * 4
 
 

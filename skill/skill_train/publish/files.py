@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skill_train.core.digests import FileDigest, file_digest, is_file_of
+from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
@@ -144,8 +144,8 @@ def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
 
 def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     """The proof of the pushed GGUF files, including those of the adapter. None if no GGUF file is pushed, if one was
-    not verified, if the pushed adapter is not the one that they were compared with, or if they were verified together
-    with a projector that is not pushed.
+    not verified, if they were compared with another training's result, or if they were verified together with a
+    projector that is not pushed.
 
     Raises:
         VerificationFailed: the files failed the verification.
@@ -156,7 +156,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     verified = proof.inputs.ggufs
     pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
     same = {name for name, source in pushed.items() if verified.get(name) == file_digest(source)}
-    whole = bool(pushed) and same == pushed.keys() and _is_of_adapter(proof.inputs.adapter or {}, run, files)
+    whole = bool(pushed) and same == pushed.keys() and _is_of_trained(proof, run)
     failed = [check for check in proof.checks if check.verdict == "fail" and (whole or check.file in same)]
     if failed or (whole and proof.verdict == "fail"):
         named = "; ".join(f"{check.file}: {check.name}" for check in failed[:4])
@@ -172,10 +172,11 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     return proof if projectors <= pushed.keys() else None
 
 
-def _is_of_adapter(verified: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:
-    """Whether the pushed adapter, if any, has these digests. Files without a digest are not compared."""
-    pushed = {file.source: file.source.name for file in files if file.source and file.source.parent == run.adapter}
-    return all(name not in verified or verified[name] == file_digest(source) for source, name in pushed.items())
+def _is_of_trained(proof: Proof, run: RunDir) -> bool:
+    """Whether the files were compared with what the run has trained, as far as `train.json` has digests of it."""
+    trained = train_record.read(run.record("train")).outputs
+    verified = proof.inputs.reference if run.is_full else proof.inputs.adapter or {}
+    return all(trained.get(f"{run.tuned.name}/{name}", digest) == digest for name, digest in verified.items())
 
 
 def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
