@@ -4,12 +4,12 @@ commit with all files."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary
+from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
 from skill_train.core.units import megabytes
 from skill_train.hub import account, repositories
 from skill_train.hub.account import Account
@@ -20,24 +20,34 @@ Answer = TypeVar("Answer")
 
 _CARD_BYTES = 300_000  # limit of a README.md: YAML is parsed at 100 kB a second, and the longest cards have 200 kB
 _WEIGHTS = (".gguf", ".safetensors")
+RECORDS = "skill-train"  # the folder of a push's records in the repository
 _ANNOUNCED_BYTES = 1_000_000  # a smaller file is uploaded before one could read about it
 
 
 @dataclass(frozen=True)
 class PushFile:
-    """One file to push. `content` replaces the bytes of the local file; `changed` gives the reason."""
+    """One file to push. `content` replaces the bytes of the local file; `changed` gives the reason. `stamp` is the
+    local file's size and time of change before it was compared with the records."""
 
     path: str
     source: Path | None
     content: bytes | None = None
     changed: str | None = None
+    stamp: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stamp", self.stamp_now())
+
+    def stamp_now(self) -> tuple[int, int]:
+        if self.content is not None:
+            return len(self.content), 0
+        assert self.source is not None
+        stat = self.source.stat()
+        return stat.st_size, stat.st_mtime_ns
 
     @property
     def size(self) -> int:
-        if self.content is not None:
-            return len(self.content)
-        assert self.source is not None
-        return self.source.stat().st_size
+        return self.stamp[0]
 
 
 @dataclass(frozen=True)
@@ -97,29 +107,55 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         DecisionNeeded: the repository is public, and `private` was requested.
         AccessError: there is no token, or it may not write there.
         Temporary: there was no answer after several tries.
+        UsageError: a file changed while it was sent, or the repository does not take it.
     """
-    resource = HubResource("model", repo)
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    resource, names = HubResource("model", repo), {file.path for file in files}
 
     def again(question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
         return patiently(lambda: ask(resource, question, seconds=seconds))
+
+    def commit() -> Any:
+        now = api().model_info(repo, timeout=8.0)
+        if private and not now.private:
+            raise public_refusal(repo)
+        old = {file.rfilename for file in now.siblings or ()} - names  # an earlier push's records are of other files
+        gone = [CommitOperationDelete(name) for name in old if name.startswith(f"{RECORDS}/")]
+        return api().create_commit(repo, operations + gone, commit_message=message)
 
     before = or_none("unknown_model", lambda: again(lambda: api().model_info(repo, timeout=8.0)))
     if private and before is not None and not before.private:
         raise public_refusal(repo)
     again(lambda: api().create_repo(repo, private=private, exist_ok=True))
-    operations = [_operation(file) for file in files]
+    operations = [CommitOperationAdd(f.path, str(f.source) if f.content is None else f.content) for f in files]
     say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
         again(partial(api().preupload_lfs_files, repo, [operation], free_memory=False), seconds=None)
-        if file.size >= _ANNOUNCED_BYTES and not _is_there(operation):
+        if file.size >= _ANNOUNCED_BYTES and operation._remote_oid != operation._local_oid:  # what the Hub has there
             say(f"{file.path}, {megabytes(file.size)}: sent")
-    info = again(lambda: api().create_commit(repo, operations, commit_message=message), seconds=None)
+    _require_none(repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp])
+    _require_none(repo, "is in its .gitignore", [op.path_in_repo for op in operations if op._should_ignore])
+    info = again(commit, seconds=None)
+    after = again(lambda: api().model_info(repo, revision=info.oid, files_metadata=True, timeout=8.0))
+    there = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in after.siblings or ()}
+    lost = [op.path_in_repo for op in operations if there.get(op.path_in_repo) != op._local_oid]
+    _require_none(repo, "is another file there: somebody else has pushed too", lost)
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
-    hidden = private if before is None else bool(before.private)
-    there = {file.rfilename for file in (before.siblings if before else None) or ()} - {file.path for file in files}
-    others = tuple(sorted(name for name in there if name.endswith(_WEIGHTS)))
-    return Uploaded(str(info.repo_url), info.oid, before is None, reused, hidden, others)
+    others = tuple(sorted(name for name in there.keys() - names if name.endswith(_WEIGHTS)))
+    return Uploaded(str(info.repo_url), info.oid, before is None, reused, bool(after.private), others)
+
+
+def _require_none(repo: str, what: str, files: list[str]) -> None:
+    if files:
+        raise UsageError(
+            f"{repo} does not have all files of the run: {', '.join(files[:4])} {what}",
+            code="output_changed",
+            expected="every file in one commit, as it was checked",
+            got=f"{len(files)} that are not",
+            hint="mend that, and push again",
+        )
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
@@ -129,19 +165,6 @@ def public_refusal(repo: str) -> DecisionNeeded:
         expected="a new or a private repository, or --public",
         hint="use another --repo, or add --public",
     )
-
-
-def _is_there(operation: Any) -> bool:
-    """Whether the Hub already has these bytes under this name; huggingface_hub 2.4 finds out during the upload."""
-    remote = getattr(operation, "_remote_oid", None)
-    return remote is not None and remote == getattr(operation, "_local_oid", None)
-
-
-def _operation(file: PushFile) -> Any:
-    from huggingface_hub import CommitOperationAdd
-
-    content = file.content if file.content is not None else str(file.source)
-    return CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=content)
 
 
 class PushAccess(TypedDict):

@@ -13,7 +13,7 @@ from typing import Any
 from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.secret_scan import secret_in
-from skill_train.hub.upload import PushFile
+from skill_train.hub.upload import RECORDS, PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import (
@@ -32,7 +32,6 @@ from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof
 
 PARTS = ("gguf", "adapter", "merged")
-_RECORDS = "skill-train"
 # The files that may leave an adapter's or a model's folder: weights without code, settings, tokenizers, and texts.
 _KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
 _STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
@@ -71,8 +70,8 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     if "gguf" in parts:
         files += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
     if "merged" in parts:
-        _require_checked_merge(run)
         files += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
+        _require_checked_merge(run)
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
         files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
@@ -104,7 +103,7 @@ def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) 
     """The recipe and the figures, without rows of the data and without paths of this machine. A proof and an evaluation
     are included only if they belong to the pushed files."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
-    files = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
+    files = [PushFile(f"{RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
     training = train_record.read(run.record("train"))
     records: dict[str, TrainRecord | Proof | Evaluation | None] = {
         "train": training,
@@ -114,7 +113,7 @@ def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) 
     for step, record in records.items():
         if record is not None:
             content = _json(published(step, record))
-            files.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
+            files.append(PushFile(f"{RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
     return files
 
 
