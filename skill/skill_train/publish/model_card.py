@@ -201,7 +201,7 @@ def _matrices(facts: CardFacts) -> str:
 
 
 def _measured(facts: CardFacts) -> str:
-    """How good the pushed models are on rows that never trained: the figures of evaluate.json."""
+    """How good the pushed models are on held-out rows: the figures of evaluate.json."""
     if facts.evaluation is None:
         return ""
     evaluation = facts.evaluation
@@ -210,7 +210,9 @@ def _measured(facts: CardFacts) -> str:
     table = [
         f"| {_safe(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
     ]
-    basis = f"By `skill-train evaluate`, on {evaluation.rows} rows that never trained. The interval is of 95 %."
+    never = facts.training.data.held_out_trained == 0  # of an earlier version some did
+    which = "rows that never trained" if never else "held-out rows, which may have been trained"
+    basis = f"By `skill-train evaluate`, on {evaluation.rows} {which}. The interval is of 95 %."
     head = f"## Measured\n\n{basis}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)
 
