@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from command_child import Done, program
 from hub_emulator import Hub
 from picture_runs import write_rows
 from skill_train.cloud.rehearse import rehearse
+from skill_train.core import resources
 from skill_train.core.errors import TrainingFailed
 from skill_train.run import plan_record
 from skill_train.run.job_spec import JobSpec
@@ -79,6 +81,19 @@ def test_the_job_is_run_here(hub: Hub, tmp_path: Path) -> None:
 def test_what_would_fail_in_the_job_fails_here(hub: Hub, tmp_path: Path) -> None:
     """Every answer is cut away: the plan cannot know, because it does not tokenize."""
     assert _rehearse(hub, tmp_path, *SAID, "2").error == (2, "nothing_to_train")
+
+
+def test_a_training_that_fails_its_smoke_test_has_no_rehearsal_that_passed(hub: Hub, tmp_path: Path) -> None:
+    """`local` ends with exit 5 then, and the job would be paid for. The model of the demo knows something to forget."""
+    demo = tmp_path / "demo"
+    shutil.copytree(resources.demo(), demo)
+    hub.add("model", "me/demo", {path.name: path.read_bytes() for path in (demo / "model").iterdir()})
+    recipe = f"model: me/demo\ndata: {demo / 'data.parquet'}\nmax_length: 64\nlearning_rate: 0.2\nwarmup_steps: 0\n"
+    (tmp_path / "recipe.yaml").write_text(f"{recipe}finetuning_type: full\n")
+    done = _rehearse(hub, tmp_path, "recipe.yaml")
+    assert done.error == (5, "smoke_failed"), done.stdout
+    assert "loss_falls" in done.answer["error"]["message"]
+    assert (done.answer["data"]["verdict"], done.answer["next"]) == ("fail", [])
 
 
 def test_bytes_of_a_library_that_are_no_text_do_not_hide_the_reason(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_c
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
 from skill_train.program.cloud.kept import MARKER
-from skill_train.run import plan_record, records
+from skill_train.run import plan_record, records, train_record
 from skill_train.run.folder import versions
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages
 from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import TrainRecord
 
 STEPS = 2
 
@@ -55,8 +56,10 @@ class Rehearsal(TypedDict):
     checkpoints: list[str]
 
 
-def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> Rehearsal:
-    """Runs the rehearsal in a temporary folder; returns its figures.
+def rehearse(
+    plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]
+) -> tuple[Rehearsal, TrainRecord]:
+    """Runs the rehearsal in a temporary folder; returns its figures, and the record of its training.
 
     Args:
         plan: the result of `shortened`. `spec`: the specification of the job.
@@ -79,7 +82,8 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
                 _run(spec, {KEPT: mount, spec.mounts[0].mount_path: folder}, root, say)
         seconds = round(time.monotonic() - started, 1)
         kept, checkpoints = _stored(mount)
-        return {"steps": STEPS, "seconds": seconds, "kept_files": kept, "checkpoints": checkpoints}
+        figures: Rehearsal = {"steps": STEPS, "seconds": seconds, "kept_files": kept, "checkpoints": checkpoints}
+        return figures, train_record.read(mount / "train.json")
 
 
 def differences(plan: Plan, local_plan: Plan) -> list[str]:

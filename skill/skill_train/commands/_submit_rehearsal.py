@@ -7,6 +7,7 @@ from pathlib import Path
 from skill_train.cloud import rehearse, stage_data
 from skill_train.cloud.submit import Order
 from skill_train.commands._drawing import draw_lines
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._planning import plan_with_files, require_room
 from skill_train.commands._submit_answer import specification
 from skill_train.commands._submit_plan import SubmitOptions, command_of, recipe_of, run_dir_of, with_repository
@@ -26,15 +27,18 @@ def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
         console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(plan.placement, part)} in the job")
     staged = stage_data.stage_plan(plan)
     spec = specification(RunDir(run_dir_of(options, plan)), Order(plan, "me", None, staged, None), "rehearsal")
-    figures = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
+    figures, record = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
+    failure, verdict = smoke_failure(RunDir(Path()), record), record.verdict
+    if failure is not None:
+        failure.hint = "change the recipe: the job would train in the same way"
     differences = rehearse.differences(plan, here)
-    data = {"verdict": "pass", **figures, "not_rehearsed": differences}
+    data = {"verdict": verdict, **figures, "not_rehearsed": differences}
     lines = [
-        f"rehearsal: pass, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept",
+        f"rehearsal: {verdict}, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept",
         *(f"not rehearsed: {text}" for text in differences),
     ]
-    again = command_of(options, rehearse=False)
-    return Result(data, human=lambda rich: draw_lines(rich, lines), quiet="pass", next=[again])
+    again = [] if failure else [command_of(options, rehearse=False)]
+    return Result(data, human=lambda rich: draw_lines(rich, lines), quiet=verdict, next=again, error=failure)
 
 
 def _plan_here(console: Console, recipe: Recipe) -> Plan:
