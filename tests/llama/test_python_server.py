@@ -142,6 +142,21 @@ def test_pages_of_other_sites_get_nothing(server: Served) -> None:
     assert caught.value.code == 400
 
 
+def test_pages_of_other_sites_get_nothing_at_the_other_address_of_this_machine(made: tuple[Path, Path]) -> None:
+    """A name of theirs can lead to ::1 as well as to 127.0.0.1."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with served(job(made[1], host="::1", reports=False)) as six:
+        assert client(six).models.list().data[0].id == "tiny"
+        renamed = urllib.request.Request(f"{six.url}/models", headers={"Host": "example.com"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(renamed)
+    assert caught.value.code == 400
+
+
 def test_it_listens_on_this_machine_alone(server: Served) -> None:
     """Whichever process has the port."""
     port = urllib.parse.urlsplit(server.url).port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.secrets import read_key
 from skill_train.evaluate.chat.prompts import GgufPrompts
-from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, require_server, served
+from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback, require_server, served
 from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf
 from skill_train.llama.template import Conversation, special_texts
@@ -142,7 +141,7 @@ def _prompts(chosen: Chosen, gguf: GgufFile) -> GgufPrompts:
 
 
 def _require_key(options: ServeOptions) -> None:
-    if _is_loopback(options.host) or options.api_key is not None:
+    if is_loopback(options.host) or options.api_key is not None:
         return
     raise UsageError(
         f"other machines can reach the model at {options.host}, and no key was given",
@@ -151,13 +150,6 @@ def _require_key(options: ServeOptions) -> None:
         got="--host without --api-key",
         hint="leave --host out to serve this machine alone, or name the place of a key",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reads_pictures(chosen: Chosen) -> UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,13 @@ class Served:
     def report(self) -> Exchange:
         """What the model read and wrote last, where the job asks for reports."""
         return msgspec.convert(self.worker.receive(), Exchange)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def require_server() -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
-from skill_train.llama.engines.python_server import LOOPBACK, ServerJob
+from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback
 from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
@@ -133,14 +133,11 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     llama = server._llama_proxy()
     if not job.stock:
         app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
-        if _is_loopback(job.host):  # a page of another site may reach it under a name of its own
-            app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", job.host])
+        if is_loopback(job.host):  # a page of another site may reach it under a name of its own
+            hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
     return app, llama
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
 
 
 def _own_requests(job: ServerJob) -> None:
