@@ -49,8 +49,6 @@ def _check(check: SmokeCheck | Check) -> dict[str, object]:
 
 def _figures(value: Any) -> Any:
     """The numbers in an object and in the objects inside it."""
-    if not isinstance(value, dict):
-        return {}
     figures = {key: _figures(item) if isinstance(item, dict) else item for key, item in value.items()}
     return {key: item for key, item in figures.items() if isinstance(item, dict) or _is_figure(item)}
 
