@@ -42,6 +42,7 @@ def test_minutes_are_billed_whole() -> None:
         (None, 3.3, 7920),  # 2 h 12 min
         (7200, 3.0, 7200),
         (5400, None, 5400),  # between the estimates: told, and taken
+        (3600, 1.5, 3600),  # the lower estimate itself, for exactly its price
     ],
 )
 def test_the_timeout_that_is_taken(timeout: int | None, max_cost: float | None, expected: int) -> None:
@@ -75,6 +76,10 @@ def test_what_is_not_taken(made: Any, timeout: int | None, max_cost: float | Non
     [
         (_plan(None, None, None), 3600, 1.0, "submit x --timeout 40m"),  # 1 dollar of 1.50 an hour
         (_plan(), 9600, 2.0, "submit x --timeout 80m"),  # between the estimates
+        (_plan(), 9600, 1.5, "submit x --timeout 60m"),  # the lower estimate itself
+        (_plan(None, None, 7200), None, 1.0, "submit x --timeout 40m"),  # the plan has a timeout and no estimate
+        (_plan(3600, None), 9600, 1.0, "submit x --timeout 40m"),  # half of an estimate is none
+        (_plan(None, 7200), 9600, 1.0, "submit x --timeout 40m"),
         (_plan(), None, 1.49, "--max-cost of $1.50 or more, a cheaper --flavor"),  # the lower estimate is an hour
         (_plan(None, None, None), 60, 0.02, "--max-cost of $0.025 or more"),  # a minute
     ],
@@ -105,7 +110,32 @@ def test_what_earlier_jobs_cost_counts() -> None:
 def test_over_the_ceiling_both_figures_are_shown() -> None:
     with pytest.raises(DecisionNeeded) as caught:
         _budget(_plan(), 9600, 3.5)
-    assert "$1.50 to $3.00 estimated, $4.00 at its timeout of 9600 s" in caught.value.got
+    assert caught.value.got.startswith("$1.50 to $3.00 estimated, $4.00 at its timeout of 9600 s (")
+    assert caught.value.message == "this job may cost more than --max-cost 3.5"
+    with pytest.raises(DecisionNeeded) as caught:
+        budget(_plan(), price=Price(1.5, ""), timeout=9600, max_cost=3.5, spent=0.5)
+    assert caught.value.message == "this job and those before it may cost more than --max-cost 3.5"
+
+
+@pytest.mark.parametrize(("timeout", "enough"), [(9600, 9600), (None, 7200)])
+def test_a_timeout_that_is_too_short_is_told_one_that_is_enough(timeout: int | None, enough: int) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        budget(_plan(timeout=timeout), price=Price(1.5, ""), timeout=3599, max_cost=None, command="submit x")
+    assert caught.value.hint == f"submit x --timeout {enough}"
+
+
+@pytest.mark.parametrize(
+    ("made", "usd", "words", "figures"),
+    [
+        (_plan(), 1.5, "$1.50 to $3.00; $4.00 at most, when it runs until its timeout", (1.5, 3.0, 4.0)),
+        (_plan(None, None, 9600), 1.5, "$4.00 at most, when it runs until its timeout", (None, None, 4.0)),
+        (_plan(), None, "no price is known", (None, None, None)),
+    ],
+)
+def test_the_cost_in_words_and_in_figures(made: Any, usd: Any, words: str, figures: tuple[Any, ...]) -> None:
+    found = _budget(made, usd=usd)
+    cost = found.as_dict()
+    assert found.in_words == words and (cost["low"], cost["high"], cost["most"]) == figures
 
 
 def test_without_an_estimate_the_timeout_is_the_bound() -> None:

@@ -208,6 +208,38 @@ def test_which_memory_was_too_small(message: str, flavor: str, remedy: str, next
     assert (story.remedy, story.exit_code, story.next[0]) == (remedy, 3, f"{NAMED} --flavor {next_}")
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("Job failed with exit code: 137. Reason: OOMKilled", "ran out of memory"),
+        ("Job failed with exit code: 1. Reason: OOMKilled", "ran out of memory"),
+        ("Job failed with exit code: 137. Reason: Error", "most likely ran out of memory"),
+    ],
+)
+def test_a_machine_whose_memory_was_full_is_told_as_far_as_it_is_known(message: str, words: str) -> None:
+    story = _story(message, flavor="t4-small")
+    assert story.message == f"the machine of the job {words} (RAM, not the GPU's)"
+    assert (story.code, story.exit_code, story.remedy, story.got) == ("out_of_memory", 3, "ram", message)
+
+
+@pytest.mark.parametrize(("exit_", "ours"), [(2, 5), (3, 3), (4, 4), (7, 5), (8, 8), (1, 5)])
+def test_a_job_ends_with_one_of_the_codes_of_a_job(exit_: int, ours: int) -> None:
+    """The words CUDA in an error of another kind say nothing about memory."""
+    error = {"code": "bad_row", "message": "row 3 has no CUDA", "hint": ""}
+    story = _story(f"Job failed with exit code: {exit_}. Reason: Error", failure={"exit_code": exit_, "error": error})
+    assert (story.exit_code, story.remedy) == (ours, "data")
+
+
+def test_what_nobody_explains_has_the_words_of_the_hub() -> None:
+    for message, lines, told in (
+        (FAILED, (), "the program of the job ended with exit code 1"),
+        (None, (), "the job failed"),
+        ("lost", ("", "the last words"), "the job failed: the last words"),
+    ):
+        story = _story(message, lines=lines)
+        assert (story.code, story.message, story.got) == ("job_failed", told, message or "")
+
+
 def test_the_record_of_an_earlier_job_is_not_believed() -> None:
     """It stays in the bucket when the next job is killed before it writes its own."""
     failure = {"exit_code": 2, "error": {"code": "bad_row", "message": "row 3 has no text"}}
