@@ -231,6 +231,35 @@ def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
     assert (*done.error, mine.read_bytes()) == (2, "output_exists", b"mine")
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_killed_pull_may_write_anew(cloud: Cloud, killed: bool) -> None:
+    """Only what the job rewrites, and only after a kill: before its record nobody knows whose such a file is."""
+    cloud.keep(cloud_runs.result())
+    cloud_runs.wait_for(cloud.start("pass"))
+    if killed:
+        (cloud.run.path / ".pull.part").mkdir()
+    cloud.run.metrics.write_bytes(b"of another moment\n")
+    done = cloud.on("pull")
+    assert done.code == (0 if killed else 2)
+    assert (cloud.run.metrics.read_bytes() == cloud_runs.metrics(10)) is killed
+    (cloud.run.path / ".pull.part").mkdir(exist_ok=True)
+    cloud.run.record("pull").unlink(missing_ok=True)
+    mine = cloud.run.adapter / "adapter_model.safetensors"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_bytes(b"mine")
+    assert (*cloud.on("pull").error, mine.read_bytes()) == (2, "output_exists", b"mine")
+
+
+def test_the_digests_of_a_run_that_failed_bind_nobody(cloud: Cloud) -> None:
+    """The next job of it writes the same names again, its marker last."""
+    cloud.keep(cloud_runs.result("failed"))
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(3)})
+    cloud_runs.wait_for(cloud.start("raise SystemExit(5)"))
+    done = cloud.on("pull")
+    assert (done.data["state"], done.data["trained"]) == ("failed", False)
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(3) and not cloud.run.adapter.exists()
+
+
 def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     """Killed while the second eight files are on their way: the first have their names, none is half, and the next pull
     leaves them."""
@@ -312,6 +341,17 @@ def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: P
     answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
     assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
     assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
+
+
+def test_a_repository_that_lacks_a_file_of_the_result(cloud: Cloud, tmp_path: Path) -> None:
+    """Somebody removed it, or a .gitignore left it out."""
+    files = {name: content for name, content in _pushed().items() if name != "adapter_model.safetensors"}
+    cloud.hub.add("model", "me/tickets", files)
+    cloud_runs.wait_for(cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    error = _child(cloud, tmp_path, "pull", str(cloud.run.path), code=6)["error"]
+    assert (error["code"], error["got"]) == ("kept_file_changed", "no such file")
+    assert not cloud.run.record("pull").exists() and not cloud.run.record("train").exists()
 
 
 def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_path: Path) -> None:
