@@ -3,6 +3,7 @@ commit with all files."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,19 +133,31 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
         again(partial(api().preupload_lfs_files, repo, [operation], free_memory=False), seconds=None)
-        if file.size >= _ANNOUNCED_BYTES and operation._remote_oid != operation._local_oid:  # what the Hub has there
+        is_there = (oid := getattr(operation, "_remote_oid", None)) and oid == operation.upload_info.sha256.hex()
+        if file.size >= _ANNOUNCED_BYTES and not is_there:
             say(f"{file.path}, {megabytes(file.size)}: sent")
     _require_none(repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp])
-    _require_none(repo, "is in its .gitignore", [op.path_in_repo for op in operations if op._should_ignore])
+    _require_none(
+        repo, "is in its .gitignore", [op.path_in_repo for op in operations if getattr(op, "_should_ignore", False)]
+    )
     info = again(commit, seconds=None)
     after = again(lambda: api().model_info(repo, revision=info.oid, files_metadata=True, timeout=8.0))
-    there = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in after.siblings or ()}
-    lost = [op.path_in_repo for op in operations if there.get(op.path_in_repo) != op._local_oid]
+    there = {file.rfilename: file for file in after.siblings or ()}
+    lost = [op.path_in_repo for op in operations if not _has(there.get(op.path_in_repo), op)]
     _require_none(repo, "is another file there: somebody else has pushed too", lost)
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     others = tuple(sorted(name for name in there.keys() - names if name.endswith(_WEIGHTS)))
     return Uploaded(str(info.repo_url), info.oid, before is None, reused, bool(after.private), others)
+
+
+def _has(there: Any, sent: Any) -> bool:
+    """Whether the Hub's file has the bytes of ours: their sha256, or for a file in git itself the digest of git."""
+    if there is None or there.lfs:
+        return there is not None and bool(there.lfs.sha256 == sent.upload_info.sha256.hex())
+    with sent.as_file() as file:
+        content = file.read()
+    return bool(there.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest())
 
 
 def _require_none(repo: str, what: str, files: list[str]) -> None:
