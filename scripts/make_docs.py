@@ -40,8 +40,9 @@ _TYPES = {
 }
 
 
-# What the help of each command says again: two options, and the exit codes behind all others.
-_SHARED = re.compile(r"^  (--format|-h, --help) .*\n?(^ {8,}\S.*\n)*|^ *Exit codes:\n(.*\n?)*", re.MULTILINE)
+# What the help of each command says again: two options, the exit codes behind all others, and the list of commands.
+_SHARED = re.compile(r"^  (--format|-h, --help) .*\n?(^ {8,}\S.*\n)*|^ *(Exit codes|Commands):\n(.*\n?)*", re.MULTILINE)
+_NO_OPTIONS = re.compile(r"\n+Options:\Z")
 
 
 def main() -> int:
@@ -103,10 +104,10 @@ def device_table() -> str:
 def cli_page() -> str:
     """references/cli.md."""
     shared = (
-        f"Every command has these exit codes, and takes `-h` and `--format [{'|'.join(FORMATS)}]`: auto is human on a "
-        "terminal and json otherwise."
+        f"Every command takes `-h` and `--format [{'|'.join(FORMATS)}]`: auto is human on a terminal and json "
+        "otherwise. SKILL.md lists the commands and their exit codes."
     )
-    parts = ["# The command line\n", NOTE, shared + "\n", exit_code_table(), *(_help_section("", cli, None))]
+    parts = ["# The command line\n", NOTE, shared + "\n", *_help_section("", cli, None)]
     for name, command in commands():
         parts += _help_section(name, command, click.Context(cli, info_name="skill-train", **cli.context_settings))
     return "\n".join(parts)
@@ -146,7 +147,7 @@ def _help_section(name: str, command: click.Command, parent: click.Context | Non
     settings = {**command.context_settings, "terminal_width": _HELP_COLUMNS, "max_content_width": _HELP_COLUMNS}
     context = click.Context(command, info_name=name or "skill-train", parent=parent, **settings)
     title = f"skill-train {name}".rstrip()
-    own = _SHARED.sub("", command.get_help(context)).rstrip()
+    own = _NO_OPTIONS.sub("", _SHARED.sub("", command.get_help(context)).rstrip())
     return [f"## {title}\n", f"```text\n{own}\n```\n"]
 
 
