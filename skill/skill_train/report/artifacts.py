@@ -202,7 +202,7 @@ def _commands(name: str, path: str) -> list[ProgramView]:
 
 
 def _commands_of_pair(name: str, path: str, projector: str) -> list[ProgramView]:
-    """The commands that load both files, as references/vision.md and references/gguf_conversion.md have them."""
+    """The commands that load both files, as references/vision.md has them."""
     both = f"-m {path} --mmproj {projector}"
     return [
         {
