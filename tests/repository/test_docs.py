@@ -265,10 +265,10 @@ def _read(path: Path) -> str:
 
 
 def test_every_check_of_verify_is_explained_and_no_other() -> None:
-    """Names in the code are the first argument of Check(…) or problems(…)."""
+    """Names in the code are the first argument of Check(…) or problems(…), or the `_NAME` of a module that has one."""
     package = ROOT / "skill" / "skill_train" / "verify"
     source = "".join(path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py")))
-    named = set(re.findall(r"\b(?:Check|problems)\(\s*\"(\w+)\"", source))
+    named = set(re.findall(r"(?:\b(?:Check|problems)\(\s*|^_NAME = )\"(\w+)\"", source, re.MULTILINE))
     page = (ROOT / "references" / "verification.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
 
