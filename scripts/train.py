@@ -80,7 +80,7 @@ import time
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -872,6 +872,26 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
             for level in holders:
                 level[name] = value
     return changed
+
+
+def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
+    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
+    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
+    which transformers takes then."""
+    path = folder / "generation_config.json"
+    if not ends:
+        return []
+    stated: JsonObject = foreign_json(path) if path.is_file() else {}
+    if not stated:
+        config = foreign_json(folder / "config.json")
+        stated = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    stops = stated.get("eos_token_id")
+    listed = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    new = sorted({*ends} - {*listed})
+    if new:
+        both = [*new, *listed]
+        write_text(path, json.dumps(stated | {"eos_token_id": both if both[1:] else both[0]}, indent=2) + "\n")
+    return new
 
 
 def files_of_base(base: Path) -> list[Path]:
@@ -5081,6 +5101,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
+    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
     return tokenizer
 
 
@@ -5531,9 +5552,10 @@ class Encoder:
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
+            self.tokenizer.unlisted_ends |= {last}
             self.note(
-                f"the answers end with {token.content}, at which transformers and vLLM do not stop: add {last} to "
-                "eos_token_id in the base's generation_config.json"
+                f"the answers end with {token.content}, at which transformers and vLLM do not stop by the base's "
+                f"generation_config.json: that of the merged or fully trained model gets {last} in eos_token_id"
             )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
@@ -6749,6 +6771,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         share_weights(part, next(part.glob("*config.json")))
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
+            add_stops(part, trainer.processing_class.unlisted_ends)
             if pictures is not None:
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
@@ -6856,6 +6879,7 @@ class Environment(TypedDict):
     lora: dict[str, object] | None
     trainer: dict[str, object]
     data: FedData
+    stops: list[int]
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
@@ -6891,6 +6915,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
         "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
+        "stops": sorted(trainer.processing_class.unlisted_ends),
     }
 
 

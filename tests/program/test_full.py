@@ -96,6 +96,8 @@ def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(tiny.cached("gemma", dtype="bfloat16"), base)
     (base / "generation_config.json").unlink()  # what the base has not, transformers would add
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 6]}))  # <eos> and <end_of_turn>
     values = FULL | {"learning_rate": 1e-6, "pure_bf16": pure, "max_steps": 2}
     run = training.write_run(tmp_path / "run", base=base, placement={"dtype": "bfloat16"}, **values)
     assert main([str(run / "plan.json")]) == 0

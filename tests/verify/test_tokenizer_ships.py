@@ -215,7 +215,9 @@ def test_answers_that_transformers_does_not_end_are_told(tmp_path: Path, stops: 
     tokenizer = load_tokenizer(str(folder), None)
     encoder = Encoder(training.resolved(folder, training.write_data(tmp_path, [row])), tokenizer)
     encoder(0, 1, row)
-    assert [("<|im_end|>" in note, "add 50258" in note) for note in encoder.notes] == [(True, True)] * (stops == 50256)
+    assert [("<|im_end|>" in note, "gets 50258 in eos_token_id" in note) for note in encoder.notes] == [
+        (True, True)
+    ] * (stops == 50256)
     assert reference.stop_ids(folder, tokenizer) == ({50256} if stops == 50256 else {50256, 50258})
 
 

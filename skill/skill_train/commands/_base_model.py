@@ -18,7 +18,7 @@ from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.merge_record import MergeRecord, MergeSettings
 from skill_train.run.plan_record import Plan
-from skill_train.run.train_record import read_environment, read_fed_rows
+from skill_train.run.train_record import read_environment, read_fed_rows, stops_of
 
 if TYPE_CHECKING:
     from skill_train.merge.step import MergeRequest
@@ -132,6 +132,7 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
             dtype=dtype,
             gate=gate,
             limits=PixelLimits(recipe.min_pixels, recipe.max_pixels),
+            stops=stops_of(run.adapter),
         )
         return merge_folders(console, request)
     except VerificationFailed as failure:

@@ -17,6 +17,7 @@ from skill_train.core.errors import UsageError
 from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked_out
 from skill_train.run.merge_record import MergeRecord
+from skill_train.run.train_record import stops_of
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
             rows=(),
             dtype=options.dtype,
             gate=options.gate,
+            stops=stops_of(options.adapter),
         )
         merged = merge_folders(console, request)
     return _result(merged, out, exported=out)

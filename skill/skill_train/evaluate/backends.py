@@ -136,7 +136,7 @@ def backend_of(model: Model, name: str) -> tuple[Ask, str]:
 def ask_transformers(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a folder through transformers (and PEFT), in fp32. Uses CUDA if the weights fit."""
     tokenizer = load_tokenizer(model.path)
-    stops, inputs, read = stop_ids(model.path, tokenizer), None, None
+    stops, inputs, read = stop_ids(model.path, tokenizer, model.adapter), None, None
     if model.pictures is not None:
         inputs = PictureTensors(model.pictures, tokenizer)
         read = partial(read_model, task="ImageTextToText")

@@ -24,7 +24,7 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
-from skill_train.core.errors import UsageError, not_installed
+from skill_train.core.errors import UsageError, not_installed, refusals
 from skill_train.core.files import whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
@@ -43,6 +43,7 @@ from skill_train.model.folder import read_config
 from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
 from skill_train.model.weight_files import Shard, read_folder
+from skill_train.program.folders.base import add_stops
 from skill_train.program.model_files import INDEX
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
 from skill_train.reference.causal_types import causal_model_types, require_known_type
@@ -68,6 +69,7 @@ class MergeRequest:
         gate: `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small
             models.
         limits: of the size of a picture in the training; they go into the files of the image processor.
+        stops: tokens that end the answers of the training; they go into generation_config.json.
     """
 
     base: Path
@@ -78,6 +80,7 @@ class MergeRequest:
     dtype: str | None
     gate: str = "auto"
     limits: PixelLimits = PixelLimits(None, None)
+    stops: Sequence[int] = ()
 
 
 def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[MergeRecord]:
@@ -92,12 +95,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
     started = time.monotonic()
     tuned = adapters.read_adapter(request.adapter)
     model = _read_base(request.base, tuned, request.out)
-    options = MergeSettings(
-        request.dtype,
-        None,
-        msgspec.UNSET if request.gate == "auto" else request.gate,
-        *(msgspec.UNSET if limit is None else limit for limit in request.limits),
-    )
+    options = _settings(request)
     if done := _earlier(request.record, request.out, model, tuned, options):
         return StepResult(done, reused=True)
     require_writable(request.out.parent)
@@ -110,6 +108,9 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             if limited := write_limits(part, str(read_config(part).get("model_type")), request.limits):
                 changes["processor"] = limited
+            with refusals():
+                if added := add_stops(part, request.stops):
+                    changes["stops"] = added
             gate_request = check_logits.GateRequest(
                 base=request.base,
                 adapter=request.adapter,
@@ -136,6 +137,12 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             result = _noted(result, part, request.out, request.record)
     os.replace(note_of(request.out, request.record), request.record)
     return StepResult(result)
+
+
+def _settings(request: MergeRequest) -> MergeSettings:
+    least, most = (msgspec.UNSET if limit is None else limit for limit in request.limits)
+    gate = msgspec.UNSET if request.gate == "auto" else request.gate
+    return MergeSettings(request.dtype, None, gate, least, most, list(request.stops) or msgspec.UNSET)
 
 
 def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:

@@ -19,6 +19,7 @@ from skill_train.core.files import write_text
 from skill_train.facts import JsonObject
 from skill_train.model.adapter import bad_adapter
 from skill_train.model.foreign_files import object_in
+from skill_train.program.folders.base import add_stops
 
 TOKENIZER = (
     "tokenizer.json",
@@ -107,15 +108,7 @@ def end_token(folder: Path) -> Any:
 def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
     """Adds a new token that ends an answer to generation_config.json, which transformers and vLLM use to stop."""
     end = end_token(adapter)
-    number = next((number for number, text in new_tokens(base, adapter).items() if text == end), None)
-    generation = object_in(part / _GENERATION)
-    stated = generation.get("eos_token_id")
-    listed = stated if isinstance(stated, list) else [stated]
-    if number is None or number in listed or not generation:
-        return False
-    ends = [number, *(token for token in listed if token is not None)]
-    _write_json(part / _GENERATION, generation | {"eos_token_id": ends if len(ends) > 1 else number})
-    return True
+    return bool(add_stops(part, [number for number, text in new_tokens(base, adapter).items() if text == end]))
 
 
 def _decoder(base: Path, adapter: Path) -> JsonObject:

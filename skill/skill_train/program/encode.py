@@ -292,9 +292,10 @@ class Encoder:
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
+            self.tokenizer.unlisted_ends |= {last}
             self.note(
-                f"the answers end with {token.content}, at which transformers and vLLM do not stop: add {last} to "
-                "eos_token_id in the base's generation_config.json"
+                f"the answers end with {token.content}, at which transformers and vLLM do not stop by the base's "
+                f"generation_config.json: that of the merged or fully trained model gets {last} in eos_token_id"
             )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:

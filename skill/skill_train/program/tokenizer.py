@@ -41,6 +41,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
+    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
     return tokenizer
 
 

@@ -23,7 +23,7 @@ from skill_train.program.events import (
     write_text,
 )
 from skill_train.program.examples import EncodedRow
-from skill_train.program.folders.base import LEFT_OUT, files_of_base, set_fields
+from skill_train.program.folders.base import LEFT_OUT, add_stops, files_of_base, set_fields
 from skill_train.program.folders.checkpoints import share_weights
 from skill_train.program.model import (
     check_vocabulary,
@@ -252,6 +252,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         share_weights(part, next(part.glob("*config.json")))
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
+            add_stops(part, trainer.processing_class.unlisted_ends)
             if pictures is not None:
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
@@ -359,6 +360,7 @@ class Environment(TypedDict):
     lora: dict[str, object] | None
     trainer: dict[str, object]
     data: FedData
+    stops: list[int]
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
@@ -394,6 +396,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
         "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
+        "stops": sorted(trainer.processing_class.unlisted_ends),
     }
 
 

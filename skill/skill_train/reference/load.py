@@ -26,6 +26,7 @@ from skill_train.program.events import first_line
 from skill_train.program.folders.base import config_with
 from skill_train.program.tokenizer import read_tokenizer
 from skill_train.run.records import read_json
+from skill_train.run.train_record import stops_of
 
 # Texts for a model without its own data: plain prose, code, digits and other scripts.
 NEUTRAL_TEXTS = (
@@ -169,12 +170,12 @@ def generation_config(folder: Path) -> JsonObject:
     return stated
 
 
-def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
+def stop_ids(folder: Path, tokenizer: Any, adapter: Path | None = None) -> set[int]:
     """The ids that end an answer: those in generation_config.json, or in config.json without one, as transformers reads
-    them, and the tokenizer's EOS."""
+    them, and the tokenizer's EOS; with an adapter of a run those too that its merged model gets."""
     stated = (generation_config(folder) or read_json(folder / "config.json")).get("eos_token_id")
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
-    return {token for token in listed if token is not None}
+    return {token for token in [*listed, *stops_of(adapter)] if token is not None}
 
 
 def context_length(config: JsonObject) -> int | None:

@@ -27,6 +27,7 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         threshold: always None; of records of versions whose gate took a number from the user.
         gate: `weights` or `answers`; left out if the step decides.
         min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one.
+        stops: tokens that end the answers of its training, beside those of the base; left out without one.
     """
 
     dtype: str | None = None
@@ -34,6 +35,7 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: str | msgspec.UnsetType = msgspec.UNSET
     min_pixels: int | msgspec.UnsetType = msgspec.UNSET
     max_pixels: int | msgspec.UnsetType = msgspec.UNSET
+    stops: list[Whole] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Changes(TypedDict):
@@ -47,6 +49,7 @@ class Changes(TypedDict):
         from_adapter: files from the adapter's folder.
         config: fields of config.json that differ.
         processor: settings of the image processor that differ: the limits of a picture's size in the training.
+        stops: tokens that were added to eos_token_id in generation_config.json.
     """
 
     changed_tensors: NotRequired[Whole]
@@ -58,6 +61,7 @@ class Changes(TypedDict):
     from_adapter: NotRequired[list[str]]
     config: NotRequired[dict[str, object]]
     processor: NotRequired[dict[str, object]]
+    stops: NotRequired[list[Whole]]
 
 
 class Effect(TypedDict):

@@ -132,6 +132,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         base_weights: the weight files of the base, as they were when training started.
         lora: None if the model has no adapter.
+        stops: the tokens that end answers and are not in the base's generation_config.json.
     """
 
     program: JsonObject | None = None
@@ -148,6 +149,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET
     trainer: JsonObject | None = None
     data: FedData | None = None
+    stops: list[Whole] | None = None
     optimizer: JsonObject | None = None
     schedule: JsonObject | None = None
 
@@ -227,6 +229,14 @@ def is_asked_bare(record: TrainRecord, data_format: str) -> bool:
 def read_environment(path: Path) -> Environment | None:
     """`environment.json`; None when there is none."""
     return records.read(path, Environment) if path.is_file() else None
+
+
+def stops_of(adapter: Path | None) -> list[int]:
+    """The tokens that end the answers which an adapter was trained on, beside those at which its base stops. Empty
+    outside of a run."""
+    known = adapter is not None and (adapter.parent / "plan.json").is_file()
+    environment = read_environment(adapter.parent / "environment.json") if adapter is not None and known else None
+    return (environment and environment.stops) or []
 
 
 def read_steps(path: Path) -> list[StepLine]:

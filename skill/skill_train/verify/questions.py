@@ -104,7 +104,7 @@ def questions_of(
     return Questions(
         texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
         prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
-        stop_ids(reference, tokenizer),
+        stop_ids(reference, tokenizer, adapter),
         sample,
         reference,
         adapter,

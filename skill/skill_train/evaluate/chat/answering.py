@@ -156,7 +156,7 @@ class _FolderAnswering:
         context, trained = self.settings.context, context_length(read_config(self.model.path))
         room = context if trained is None else min(context, trained)
         ids = torch.tensor([prompt], device=self.network.device)
-        stops = stop_ids(self.model.path, tokenizer)
+        stops = stop_ids(self.model.path, tokenizer, self.model.adapter)
         choice = _Choice(self.settings.sampling, _Spoken(tokenizer, stops, on_text))
         most, tensors = most_tokens(self.settings.most, len(prompt), room), {} if pictures is None else pictures(ids)
         generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from skill_train.program.model_files import JsonObject
+from skill_train.program.events import write_text
+from skill_train.program.model_files import JsonObject, foreign_json
 
 # Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
@@ -43,6 +45,26 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
             for level in holders:
                 level[name] = value
     return changed
+
+
+def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
+    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
+    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
+    which transformers takes then."""
+    path = folder / "generation_config.json"
+    if not ends:
+        return []
+    stated: JsonObject = foreign_json(path) if path.is_file() else {}
+    if not stated:
+        config = foreign_json(folder / "config.json")
+        stated = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    stops = stated.get("eos_token_id")
+    listed = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    new = sorted({*ends} - {*listed})
+    if new:
+        both = [*new, *listed]
+        write_text(path, json.dumps(stated | {"eos_token_id": both if both[1:] else both[0]}, indent=2) + "\n")
+    return new
 
 
 def files_of_base(base: Path) -> list[Path]:
