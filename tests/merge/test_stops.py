@@ -77,6 +77,12 @@ def test_a_base_that_stops_there_is_left_as_it_is(commands: Commands, tmp_path: 
     assert "stops" not in json.loads((tmp_path / "run" / "merge.json").read_text())["options"]
 
 
+def test_a_vision_model_may_have_its_tokens_a_level_below(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"pad_token_id": 0, "text_config": {"eos_token_id": 1, "n": 2}}))
+    assert add_stops(tmp_path, [6]) == [6]
+    assert generation_of(tmp_path) == {"pad_token_id": 0, "eos_token_id": [6, 1]}
+
+
 @pytest.mark.parametrize(
     ("stated", "expected"), [({}, 6), ({"eos_token_id": 6}, 6), ({"eos_token_id": [6]}, [6]), ({"top_k": 2}, 6)]
 )

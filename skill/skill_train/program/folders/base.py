@@ -57,7 +57,8 @@ def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
     stated: JsonObject = foreign_json(path) if path.is_file() else {}
     if not stated:
         config = foreign_json(folder / "config.json")
-        stated = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+        levels, names = (config, config.get("text_config")), ("bos_token_id", "eos_token_id", "pad_token_id")
+        stated = {name: at[name] for at in levels if isinstance(at, dict) for name in names if name in at}
     stops = stated.get("eos_token_id")
     listed = stops if isinstance(stops, list) else [] if stops is None else [stops]
     new = sorted({*ends} - {*listed})
