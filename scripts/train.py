@@ -1682,23 +1682,6 @@ def repeated_key(where: str, key: str) -> Refused:
     return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
-def items_of(document: Any) -> list[Any]:
-    """The list that a document is or holds alone, the rows of a table by columns, or else the document as one item."""
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        return lists[0] if len(lists) == 1 else by_columns(document) or [document]
-    return document if isinstance(document, list) else [document]
-
-
-def by_columns(table: Row) -> list[Row]:
-    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
-    columns = list(table.values())
-    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
-        return []
-    index = list(columns[0]) if columns else []
-    return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
-
-
 def require_distinct(names: Iterable[str], table: Path) -> None:
     """Refuses a table with one name twice: of such columns a row would keep the last alone."""
     for name, count in Counter(filter(None, names)).most_common(1):
@@ -4128,6 +4111,104 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
         return str(image.format or "bin").lower()
 
 
+# --- tables/shape ---
+# How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one.
+
+SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
+Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
+
+
+def sign_of(first_line: str, suffix: str) -> str:
+    """What stands between cells, in a .csv the first of these signs that the header has: Excel writes a semicolon where
+    the comma is for decimals."""
+    if (said := SIGN_SAID.fullmatch(first_line)) is not None:
+        return said["sign"]
+    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in first_line), ",")
+
+
+def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
+    taken = list[str]()
+
+    def taking() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    reader = csv.reader(taking(), delimiter=sign, strict=strict)
+    while True:
+        start, cells, error = reader.line_num + 1, list[str](), None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as caught:
+            error = caught
+        yield start, cells, taken[:], error
+        taken.clear()
+
+
+def vote(record: Record, sign: str, columns: int) -> int:
+    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others."""
+    _, cells, lines, _ = record
+    counts = [line.count(sign) + 1 for line in lines if line.strip()]
+    if columns == 1 or len(cells) != columns:
+        return 0
+    return 1 if set(counts) != {columns} else -(len(counts) > 1)
+
+
+def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
+    """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
+    without quotes, and readers make one row of all that stands between two."""
+    start, cells, lines, _ = several
+    if sum(vote(record, sign, len(cells)) for record in records) <= 0:
+        raise unreadable(
+            f"a quote in line {start} of {table} and one in line {start + len(lines) - 1} may make one row of several",
+            "a table that shows whether its quotes hold line breaks",
+            lines[0][:80].rstrip(),
+            "write the rows to a .jsonl file: if each line is one, pandas reads the table with quoting=3 and dtype=str",
+        )
+
+
+def items_of(document: Any) -> list[Any]:
+    """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
+    if not isinstance(document, dict):
+        return document if isinstance(document, list) else [document]
+    lists = [value for value in document.values() if isinstance(value, list)]
+    if len(lists) == 1 and not (lists[0] and all(isinstance(item, dict) and is_message(item) for item in lists[0])):
+        return lists[0]
+    return by_columns(document) or by_index(document) or by_cells(document) or [document]
+
+
+def is_message(names: Iterable[str]) -> bool:
+    """Whether these are the columns of one message, which is no row."""
+    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
+
+
+def by_columns(table: Row) -> list[Row]:
+    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
+    columns = list(table.values())
+    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        return []
+    index = list(columns[0]) if columns else []
+    return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
+
+
+def by_index(table: Row) -> list[Row]:
+    """The same of `{"0": {"column": value, …}, "1": …}`."""
+    rows = list(table.values())
+    return rows if all(map(str.isdigit, table)) and all(isinstance(row, dict) for row in rows) else []
+
+
+def by_cells(table: Row) -> list[Row]:
+    """The same of `{"columns": […], "index": […], "data": [[…], …]}`."""
+    names, rows = table.get("columns"), table.get("data")
+    if not (isinstance(names, list) and isinstance(rows, list) and table.keys() <= {"columns", "index", "data"}):
+        return []
+    alike = all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    alike = alike and all(isinstance(name, str) for name in names) and len({*names}) == len(names)
+    return [dict(zip(names, row, strict=True)) for row in rows] if alike else []
+
+
 # --- rows ---
 # Rows: from a file, a saved folder or the Hub.
 
@@ -4291,32 +4372,38 @@ def table_rows(path: Path) -> Iterator[Line]:
     """The rows of a table whose first row has the names of the columns."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
-    reader = csv.reader(text_lines(path, wrong_bytes), delimiter=delimiter_of(path), strict=True)
+    first = next(text_lines(path, []), "")
+    sign, unsure = sign_of(first, path.suffix.lower()), not first.startswith('"')
     names: list[str] | None = None
-    while True:
-        start, cells, broken = reader.line_num + 1, list[str](), None
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            broken = Broken("broken_json", broken_table(f"line {start} of {path}", error))
-        if wrong_bytes:
-            start, raw = wrong_bytes[0]
-            wrong_bytes.clear()
-            broken = Broken("not_utf8", not_utf8(f"line {start} of {path}", raw))
-        if broken is not None:
-            yield start, broken, None
-            if names is None and cells:
-                names = cells
+    for record in records_of(text_lines(path, wrong_bytes), sign):
+        start, cells, lines, _ = record
+        end = start + len(lines) - 1
+        if (broken := unread_record(path, record, wrong_bytes)) is not None:
+            yield broken
+            names = names or cells or None
         elif names is None:
-            names = cells
-            require_distinct(names, path)
+            if end > 1 or not SIGN_SAID.fullmatch(first):
+                names = cells
+                require_distinct(names, path)
         elif cells and len(cells) == len(names):
-            yield reader.line_num, dict(zip(names, cells, strict=True)), None
+            if unsure and vote(record, sign, len(names)) < 0:
+                require_quotes(records_of(text_lines(path, []), sign), record, sign, path)
+                unsure = False
+            yield end, dict(zip(names, cells, strict=True)), None
         elif cells:
-            refusal = other_columns(f"line {reader.line_num} of {path}", names)
-            yield reader.line_num, Broken("broken_json", refusal), None
+            yield end, Broken("broken_json", other_columns(f"line {end} of {path}", names)), None
+
+
+def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]]) -> Line | None:
+    """What is wrong with a row of a table; None if it can be read."""
+    start, _, _, error = record
+    if wrong_bytes:
+        start, raw = wrong_bytes[0]
+        wrong_bytes.clear()
+        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}", raw)), None
+    if error is not None:
+        return start, Broken("broken_json", broken_table(f"line {start} of {path}", error)), None
+    return None
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
@@ -4422,14 +4509,6 @@ def ids_in(value: Any) -> Iterator[int]:
 
 def not_an_object(where: str, item: Any) -> Refused:
     return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
-
-
-def delimiter_of(path: Path) -> str:
-    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    _, header = next(numbered_lines(path), (0, b""))
-    return ";" if b";" in header and b"," not in header else ","
 
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:

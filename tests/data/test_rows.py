@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.errors import SkillTrainError
+from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.data import read_rows
+from skill_train.hub.rows.first_rows import numbered
 from skill_train.program.events import Refused
 from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows
 from skill_train.recipe.fields import Recipe
@@ -285,6 +287,49 @@ def test_a_table_by_columns_is_its_rows(tmp_path: Path, index: list[int] | None)
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
 
 
+@pytest.mark.parametrize("orient", ["index", "split", "table"])
+def test_other_tables_of_pandas_are_their_rows(tmp_path: Path, orient: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [{"question": "Warm?", "answer": "Yes."}, {"question": "Cold?", "answer": "No."}]
+    pandas.DataFrame(rows).to_json(tmp_path / "rows.json", orient=orient)
+    read = [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")]
+    assert [{name: row[name] for name in rows[0]} for row in read] == rows
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"columns": ["a", "b"], "index": [0], "data": [["x"]]},
+        {"columns": ["a", "a"], "data": [["x", "y"]]},
+        {"columns": [["a", "b"]], "index": [0], "data": [["x"]]},
+        {"columns": ["a"], "data": [["x"]], "more": 1},
+    ],
+    ids=["short", "one name twice", "two headers", "another object"],
+)
+def test_a_broken_split_table_is_not_read_as_one(tmp_path: Path, table: dict[str, Any]) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(table))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [table]
+
+
+@pytest.mark.parametrize("document", [{"v": 1, "rows": []}, {"messages": []}, []])
+def test_an_empty_list_has_no_rows(tmp_path: Path, document: Any) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(document))
+    assert list(iter_rows(str(tmp_path / "rows.json"), split="train")) == []
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"messages": [{"role": "user", "content": "Warm?"}, {"role": "assistant", "content": "Yes."}]},
+        {"id": 7, "conversations": [{"from": "human", "value": "Warm?"}, {"from": "gpt", "value": "Yes."}]},
+    ],
+)
+def test_an_object_of_messages_is_one_conversation(tmp_path: Path, chat: dict[str, Any]) -> None:
+    """Its messages are a list alone in an object, but no rows."""
+    (tmp_path / "rows.json").write_text(json.dumps(chat))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [chat]
+
+
 @pytest.mark.parametrize(
     "row", [{"question": {"0": "a"}, "answer": {"1": "b"}}, {"answer": {"de": "b"}}, {"a": {}}, {}]
 )
@@ -300,6 +345,69 @@ def test_a_cell_with_semicolons_stays_one_cell(tmp_path: Path) -> None:
     assert [row for _, row, _ in read_rows.read(_recipe(tmp_path / "rows.csv"))] == [
         {"prompt": "a", "comple;tion": "b"}
     ]
+
+
+TABLES = [
+    ("sep.csv", "\ufeffsep=;\r\nprompt;completion\r\na, b;c\r\n", (3, "a, b", "c")),
+    ("quoted sep.csv", '"sep=\t"\nprompt\tcompletion\na\tb, c\n', (3, "a", "b, c")),
+    ("sep.tsv", "sep=,\nprompt,completion\na\tb,c\n", (3, "a\tb", "c")),
+    ("tab.csv", "prompt\tcompletion\na, b\tc; d\n", (2, "a, b", "c; d")),
+    ("bar.csv", "prompt|completion\na, b|c; d\n", (2, "a, b", "c; d")),
+    ("comma.csv", "prompt,completion\na\tb,c;|d\n", (2, "a\tb", "c;|d")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TABLES, ids=[table[0] for table in TABLES])
+def test_the_sign_between_cells_is_found(tmp_path: Path, name: str, text: str, expected: tuple[int, str, str]) -> None:
+    """Excel says it in a first line of its own, and writes tabs under any name."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8", newline="")
+    line, prompt, completion = expected
+    assert list(iter_rows(str(path), split="train")) == [(line, {"prompt": prompt, "completion": completion})]
+    on_the_hub = numbered(text.encode(), name, whole=True)
+    assert on_the_hub == [(line, {"prompt": prompt, "completion": completion})]
+
+
+def _said(number: int) -> tuple[str, str]:
+    """A remark that is given in several rows: one begins with a quote, another ends with it."""
+    return f"What did he say {number}?", {0: f'"Well {number},', 2: f'and so on {number}."'}.get(number % 4, "Nothing.")
+
+
+@pytest.mark.parametrize(("name", "sign"), [("rows.tsv", "\t"), ("rows.csv", ";")])
+def test_rows_are_not_merged_by_quotes_that_are_text(tmp_path: Path, name: str, sign: str) -> None:
+    """31 rows in which no quote belongs to the table. Python's csv, pandas and datasets make half as many of them."""
+    path = tmp_path / name
+    lines = [sign.join(("prompt", "completion")), *(sign.join(_said(number)) for number in range(31))]
+    path.write_text("\n".join(lines) + "\n")
+    with open(path, newline="") as file:
+        assert len(list(csv.reader(file, delimiter=sign))) - 1 < 20
+    for read in (lambda: list(iter_rows(str(path), split="train")), lambda: list(read_rows.read(_recipe(path)))):
+        with pytest.raises(Refused, match=r"a quote in line 2 of .* and one in line 4 may make one row") as caught:
+            read()
+        assert "quoting=3" in caught.value.error["hint"]
+    with pytest.raises(UsageError, match="a quote in line 2 of rows"):
+        numbered(path.read_bytes(), name, whole=False)
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize(("name", "sign"), [("rows.tsv", "\t"), ("rows.csv", ",")])
+def test_line_breaks_in_quotes_are_read_where_the_table_shows_its_quotes(
+    tmp_path: Path, name: str, sign: str, quoting: Any
+) -> None:
+    """The lines of the first answer have the sign as often as a row has. Quotes around a name show them too."""
+    rows = [["Make?", f"all:\n{sign}cc x"], ["Greet?", f"Dear {sign} all{sign}\nbye"], ["List?", "one\ntwo\nthree"]]
+    rows = rows[:1] if quoting == csv.QUOTE_ALL else rows
+    path = tmp_path / name
+    with open(path, "w", newline="") as file:
+        csv.writer(file, delimiter=sign, quoting=quoting).writerows([["prompt", "completion"], *rows])
+    assert [list(row.values()) for _, row in iter_rows(str(path), split="train")] == rows
+    assert [list(row.values()) for _, row in numbered(path.read_bytes(), name, whole=True)] == rows
+
+
+def test_a_single_column_has_line_breaks_in_quotes(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('text\n"one\ntwo"\n"three\nfour"\n')
+    read = [row["text"] for _, row in iter_rows(str(tmp_path / "rows.csv"), split="train")]
+    assert read == ["one\ntwo", "three\nfour"]
 
 
 def _recipe(path: Path) -> Recipe:

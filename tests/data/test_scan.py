@@ -11,6 +11,7 @@ import pytest
 
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
+from skill_train.data.inspect import inspect_dataset
 from skill_train.facts import DatasetFacts
 from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe, from_dict
@@ -19,6 +20,21 @@ from training import write_data
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
 GOOD = {"messages": TURNS}
+
+
+@pytest.mark.parametrize("turns", [TURNS, SPOKEN])
+@pytest.mark.parametrize("name", ["chat.json", "chat.jsonl"])
+def test_messages_are_no_rows(tmp_path: Path, name: str, turns: list[dict[str, str]]) -> None:
+    """Of a role and its content no question and answer are made."""
+    text = json.dumps(turns) if name == "chat.json" else "\n".join(map(json.dumps, turns))
+    (tmp_path / name).write_text(text)
+    recipe = Recipe(model="m", data=str(tmp_path / name))
+    with pytest.raises(UsageError, match="a row is one message, and must be a whole conversation") as caught:
+        dataset.scan(recipe)
+    assert caught.value.code == "wrong_columns" and '{"messages": [' in caught.value.hint
+    verdict = inspect_dataset(recipe, "sft", None).verdict
+    assert (verdict.verdict, verdict.columns) == ("impossible", {}) and "whole conversation" in verdict.because
+
 
 # One row, and what it must be taken for: format, columns.
 TABLE: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [

@@ -15,8 +15,9 @@ from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.program.rows import ROWS_IN_LINES, numbered_lines
+from skill_train.program.tables.shape import is_message
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import PICTURED, DetectedFormat
+from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat
 
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
@@ -39,6 +40,8 @@ NO_ROW = f"{ROWS_IN_LINES}; one JSON document is a .json file"
 
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
     hint = f"name them {MAPPING}"
+    if is_message(names):
+        why, hint = ONE_MESSAGE, WHOLE_CHAT
     if {"chosen", "rejected"} <= set(names):
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"

@@ -14,7 +14,9 @@ from typing import Literal
 
 from skill_train.program.examples import Row, is_media, media_mark
 from skill_train.program.pictures.find import tells_which_picture
+from skill_train.program.tables.shape import is_message
 from skill_train.recipe.formats import (
+    ONE_MESSAGE,
     OPTIONAL,
     PICTURE_COLUMNS,
     PICTURED,
@@ -106,6 +108,8 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         if "label" in row and detected.format == "prompt_completion":
             because += "; label is not read, so rows with a bad label are trained too"
         return Verdict("ready", because, detected.columns, detected.format)
+    if is_message(row):
+        return Verdict("impossible", ONE_MESSAGE)
     for suggest in (_usual_columns, _chosen_answers, _odd_names, _single_column):
         verdict = suggest(row)
         if verdict is not None:

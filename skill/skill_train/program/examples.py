@@ -411,23 +411,6 @@ def repeated_key(where: str, key: str) -> Refused:
     return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
-def items_of(document: Any) -> list[Any]:
-    """The list that a document is or holds alone, the rows of a table by columns, or else the document as one item."""
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        return lists[0] if len(lists) == 1 else by_columns(document) or [document]
-    return document if isinstance(document, list) else [document]
-
-
-def by_columns(table: Row) -> list[Row]:
-    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
-    columns = list(table.values())
-    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
-        return []
-    index = list(columns[0]) if columns else []
-    return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
-
-
 def require_distinct(names: Iterable[str], table: Path) -> None:
     """Refuses a table with one name twice: of such columns a row would keep the last alone."""
     for name, count in Counter(filter(None, names)).most_common(1):

@@ -19,7 +19,6 @@ from skill_train.program.examples import (
     MEND,
     RepeatedKey,
     Row,
-    items_of,
     repeated_key,
     require_distinct,
     unreadable,
@@ -51,6 +50,7 @@ from skill_train.program.pictures.beside import (
 )
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.tables.shape import SIGN_SAID, Record, items_of, records_of, require_quotes, sign_of, vote
 
 TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
@@ -212,32 +212,38 @@ def table_rows(path: Path) -> Iterator[Line]:
     """The rows of a table whose first row has the names of the columns."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
-    reader = csv.reader(text_lines(path, wrong_bytes), delimiter=delimiter_of(path), strict=True)
+    first = next(text_lines(path, []), "")
+    sign, unsure = sign_of(first, path.suffix.lower()), not first.startswith('"')
     names: list[str] | None = None
-    while True:
-        start, cells, broken = reader.line_num + 1, list[str](), None
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            broken = Broken("broken_json", broken_table(f"line {start} of {path}", error))
-        if wrong_bytes:
-            start, raw = wrong_bytes[0]
-            wrong_bytes.clear()
-            broken = Broken("not_utf8", not_utf8(f"line {start} of {path}", raw))
-        if broken is not None:
-            yield start, broken, None
-            if names is None and cells:
-                names = cells
+    for record in records_of(text_lines(path, wrong_bytes), sign):
+        start, cells, lines, _ = record
+        end = start + len(lines) - 1
+        if (broken := unread_record(path, record, wrong_bytes)) is not None:
+            yield broken
+            names = names or cells or None
         elif names is None:
-            names = cells
-            require_distinct(names, path)
+            if end > 1 or not SIGN_SAID.fullmatch(first):
+                names = cells
+                require_distinct(names, path)
         elif cells and len(cells) == len(names):
-            yield reader.line_num, dict(zip(names, cells, strict=True)), None
+            if unsure and vote(record, sign, len(names)) < 0:
+                require_quotes(records_of(text_lines(path, []), sign), record, sign, path)
+                unsure = False
+            yield end, dict(zip(names, cells, strict=True)), None
         elif cells:
-            refusal = other_columns(f"line {reader.line_num} of {path}", names)
-            yield reader.line_num, Broken("broken_json", refusal), None
+            yield end, Broken("broken_json", other_columns(f"line {end} of {path}", names)), None
+
+
+def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]]) -> Line | None:
+    """What is wrong with a row of a table; None if it can be read."""
+    start, _, _, error = record
+    if wrong_bytes:
+        start, raw = wrong_bytes[0]
+        wrong_bytes.clear()
+        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}", raw)), None
+    if error is not None:
+        return start, Broken("broken_json", broken_table(f"line {start} of {path}", error)), None
+    return None
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
@@ -343,14 +349,6 @@ def ids_in(value: Any) -> Iterator[int]:
 
 def not_an_object(where: str, item: Any) -> Refused:
     return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
-
-
-def delimiter_of(path: Path) -> str:
-    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    _, header = next(numbered_lines(path), (0, b""))
-    return ";" if b";" in header and b"," not in header else ","
 
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:

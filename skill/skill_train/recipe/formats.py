@@ -34,6 +34,8 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {},
     "completion": {},
 }
+ONE_MESSAGE = "a row is one message, and must be a whole conversation"
+WHOLE_CHAT = 'write each conversation as {"messages": [{"role": "user", "content": "…"}, …]}'
 # For a model that reads pictures: the formats of turns, and what datasets call the column of their pictures, the usual
 # names first. A column of another name is `columns: {images: NAME}` in a recipe.
 PICTURED = ("messages", "sharegpt", "prompt_completion", "instruction", "question_answer")

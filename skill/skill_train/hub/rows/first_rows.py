@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, refusals
 from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
 from skill_train.program.pictures.beside import FILE_NAME, TABLES
 from skill_train.program.rows import CELL_CHARACTERS
+from skill_train.program.tables.shape import SIGN_SAID, records_of, require_quotes, sign_of, vote
 
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the column's name where it is no more than that
 
@@ -117,14 +118,18 @@ def _skip(text: str, at: int) -> int:
 
 def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
-    header = text.partition("\n")[0]
-    delimiter = "\t" if kind == "tsv" else ";" if ";" in header and "," not in header else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=whole)
-    try:
-        names, *rows = [(reader.line_num, cells) for cells in reader] or [(1, list[str]())]
-    except csv.Error as error:
-        raise _broken(name, str(error)) from None
+    first = text.partition("\n")[0]
+    sign = sign_of(first, f".{kind}")
+    records = list(records_of(io.StringIO(text, newline=""), sign, strict=whole))
+    if (error := next((error for *_, error in records if error is not None), None)) is not None:
+        raise _broken(name, str(error))
+    cells_by_line = [(start + len(lines) - 1, cells) for start, cells, lines, _ in records]
+    names, *rows = cells_by_line[SIGN_SAID.fullmatch(first) is not None :] or [(1, list[str]())]
     columns = names[1]
+    several = next((record for record in records if vote(record, sign, len(columns)) < 0), None)
+    if several is not None and not first.startswith('"'):
+        with refusals():
+            require_quotes(records, several, sign, name)
     repeated = next((column for column in columns if column and columns.count(column) > 1), None)
     if repeated is not None:
         why = f"{columns.count(repeated)} columns have the name {repeated[:200]!r}"

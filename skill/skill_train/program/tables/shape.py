@@ -1,0 +1,104 @@
+"""How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skill_train.program.examples import Row, unreadable
+
+SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
+Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
+
+
+def sign_of(first_line: str, suffix: str) -> str:
+    """What stands between cells, in a .csv the first of these signs that the header has: Excel writes a semicolon where
+    the comma is for decimals."""
+    if (said := SIGN_SAID.fullmatch(first_line)) is not None:
+        return said["sign"]
+    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in first_line), ",")
+
+
+def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
+    taken = list[str]()
+
+    def taking() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    reader = csv.reader(taking(), delimiter=sign, strict=strict)
+    while True:
+        start, cells, error = reader.line_num + 1, list[str](), None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as caught:
+            error = caught
+        yield start, cells, taken[:], error
+        taken.clear()
+
+
+def vote(record: Record, sign: str, columns: int) -> int:
+    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others."""
+    _, cells, lines, _ = record
+    counts = [line.count(sign) + 1 for line in lines if line.strip()]
+    if columns == 1 or len(cells) != columns:
+        return 0
+    return 1 if set(counts) != {columns} else -(len(counts) > 1)
+
+
+def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
+    """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
+    without quotes, and readers make one row of all that stands between two."""
+    start, cells, lines, _ = several
+    if sum(vote(record, sign, len(cells)) for record in records) <= 0:
+        raise unreadable(
+            f"a quote in line {start} of {table} and one in line {start + len(lines) - 1} may make one row of several",
+            "a table that shows whether its quotes hold line breaks",
+            lines[0][:80].rstrip(),
+            "write the rows to a .jsonl file: if each line is one, pandas reads the table with quoting=3 and dtype=str",
+        )
+
+
+def items_of(document: Any) -> list[Any]:
+    """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
+    if not isinstance(document, dict):
+        return document if isinstance(document, list) else [document]
+    lists = [value for value in document.values() if isinstance(value, list)]
+    if len(lists) == 1 and not (lists[0] and all(isinstance(item, dict) and is_message(item) for item in lists[0])):
+        return lists[0]
+    return by_columns(document) or by_index(document) or by_cells(document) or [document]
+
+
+def is_message(names: Iterable[str]) -> bool:
+    """Whether these are the columns of one message, which is no row."""
+    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
+
+
+def by_columns(table: Row) -> list[Row]:
+    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
+    columns = list(table.values())
+    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        return []
+    index = list(columns[0]) if columns else []
+    return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
+
+
+def by_index(table: Row) -> list[Row]:
+    """The same of `{"0": {"column": value, …}, "1": …}`."""
+    rows = list(table.values())
+    return rows if all(map(str.isdigit, table)) and all(isinstance(row, dict) for row in rows) else []
+
+
+def by_cells(table: Row) -> list[Row]:
+    """The same of `{"columns": […], "index": […], "data": [[…], …]}`."""
+    names, rows = table.get("columns"), table.get("data")
+    if not (isinstance(names, list) and isinstance(rows, list) and table.keys() <= {"columns", "index", "data"}):
+        return []
+    alike = all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    alike = alike and all(isinstance(name, str) for name in names) and len({*names}) == len(names)
+    return [dict(zip(names, row, strict=True)) for row in rows] if alike else []
