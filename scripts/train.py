@@ -5073,10 +5073,21 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+# What chat templates write before an answer
+ANSWER_MARK = re.compile(
+    r"<[|｜]\w+[|｜]?>(?:assistant|model)\b|<[|｜](?:(?:im_)?assistant|chatbot_token)[|｜]>|<start_of_turn>model\b|\[/INST\]"
+    r"|^### ?(?:Response|Assistant):",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
 def question_of(row: EncodedRow) -> str:
-    """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
+    """What a row asks: a conversation up to its first message of the user, rendered or not; a prompt; or the whole of
+    another text."""
     if row["kind"] == "completion":
         return row["prompt"]
+    if row["kind"] == "text":
+        return ANSWER_MARK.split(row["rendered"], 1)[0].strip() or row["rendered"]
     messages = row["messages"] if row["kind"] == "chat" else []
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:

@@ -111,6 +111,31 @@ def test_it_is_so_in_every_format(tmp_path: Path, make: Callable[[int, str], Row
     assert (data["figures"]["repeated_rows"], data["figures"]["repeated_groups"]) == (40, 20)
 
 
+CHATS = [
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n",
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{}",
+    "[INST] {} [/INST] {}",
+    "<|user|>\n{}<|end|>\n<|assistant|>\n{}<|end|>",
+    "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n{}<end_of_turn>",
+    "<｜User｜>{}<｜Assistant｜>{}",
+    "### Instruction:\n{}\n\n### Response:\n{}",
+]
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_rendered_chat_is_held_out_with_its_other_answers(tmp_path: Path, chat: str) -> None:
+    answers = ("Im Depot.", "Das weiß ich nicht.", "Es kam an.")
+    data = _load(tmp_path, [{"text": chat.format(f"Wo ist Paket {n}?", said)} for said in answers for n in range(20)])
+    held_out = _numbers(data["held_out"])
+    assert held_out.isdisjoint(_numbers(data["train"])) and len(held_out) == 6
+    assert (data["figures"]["repeated_rows"], data["figures"]["held_out_asked"]) == (0, 0)
+
+
+def test_a_text_that_only_answers_is_no_question(tmp_path: Path) -> None:
+    data = _load(tmp_path, [{"text": f"### Response:\nPaket {n} liegt im Depot."} for n in range(40)])
+    assert (len(data["held_out"]), data["figures"]["held_out_asked"]) == (12, 0)
+
+
 def test_rows_that_max_length_makes_equal_are_one(tmp_path: Path) -> None:
     ends, middle = ("und kam.", "bis heute."), "lag lange im Depot " * 20
     rows = [{"text": f"Paket {n} {middle}{end}"} for end in ends for n in range(20)]
