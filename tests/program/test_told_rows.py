@@ -12,6 +12,7 @@ import pytest
 import tiny
 import training
 from command_child import Commands
+from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.program.encode import Encoder
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,16 @@ def test_rows_that_are_marked_to_be_left_out_are_told(tmp_path: Path, name: str,
     """All of them: `data` and `plan` look for such a column in the first 200 rows alone."""
     [note] = notes(tmp_path, *(ALPACA | {name: left_out if n % 3 == 2 else kept} for n in range(9)))
     assert note.startswith(f"3 of 9 rows are marked to be left out (the first: line 3, {name}: {left_out})")
+
+
+@pytest.mark.parametrize("bad", [0, False, "0", 0.0])
+def test_a_verdict_in_the_columns_of_kto_is_told_as_a_number_too(tmp_path: Path, bad: Any) -> None:
+    rows = [{"prompt": f"Which {n}?", "completion": "A pear.", "label": bad if n % 2 else 1} for n in range(6)]
+    [note] = notes(tmp_path, *rows)
+    assert note.startswith(f"3 of 6 rows are marked to be left out (the first: line 2, label: {bad})")
+    names = {"prompt": "prompt", "completion": "completion"}
+    assert unread_text(rows, names) == ["label"]
+    assert "Rows that label marks as bad are trained" in unread_text_warning(["label"], names)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
             _are_needed(name, values := [row.get(name) for row in first])
             and not _are_read_elsewhere(values, first, columns)
         )
-        or any(False in marks(name, value) for value in values)
+        or any(False in marks(name, row) for row in first)
         or (name.lower() in labels and len({repr(value) for value in values}) > 1)
     ]
 

@@ -41,12 +41,13 @@ def is_left_out(message: Any) -> bool:
     return left_out and is_answer
 
 
-def marks(name: str, value: Any) -> list[bool]:
-    """What a column, or the text of a cell, says of its row or of each of its messages: whether that is to train. Empty
-    for another column."""
-    words = re.findall(r"[\w.]+", str(value).lower()) if name in ROW_MARKS else []
+def marks(name: str, row: Any) -> list[bool]:
+    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train.
+    Empty for another column. A `label` of 0 is a verdict in the columns of KTO, and else may be a class."""
+    words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
-        return [False] if words == ["false"] else []
+        kto = {"prompt", "completion", "label"} <= row.keys()
+        return [False] if words in [["false"], *([["0"], ["0.0"]] if kto else [])] else []
     said = [YES_OR_NO.get(word) for word in words]
     return [] if None in said else [each != (name == "masked") for each in said]
 

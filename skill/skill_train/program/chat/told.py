@@ -51,7 +51,7 @@ class ToldRows:
 def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str, str]]:
     """Each note at most once, and what stands there."""
     unread = row.keys() - columns.values()
-    marked = min((name for name in unread if (said := marks(name, row[name])) and not any(said)), default=None)
+    marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
         yield LEFT_OUT_ROW, f", {marked}: {str(row[marked])[:40]}"
     messages: list[Any] = made.get("messages", [])
