@@ -152,6 +152,16 @@ def test_questions_that_another_template_rendered_are_told(
     assert note.startswith("2 of 3 rows hold marks of turns in the question (the first: line 2,"), note
 
 
+def test_questions_that_another_template_rendered_are_told_by_plan(commands: Commands, tmp_path: Path) -> None:
+    row = {"prompt": "[INST] Name a fruit. [/INST]", "completion": "A pear."}
+    for rows, told in (([ALPACA] * 3, 0), ([{"prompt": "A fruit?", "completion": "A pear."}, row], 1)):
+        training.write_data(tmp_path, rows)
+        said = ["--model", str(tiny.cached("qwen2")), "--data", "rows.jsonl", "--format", "json"]
+        done = commands.run(tmp_path, dict(os.environ), "plan", *said)
+        marks = "1 of the first 2 rows hold marks of turns in the question (the first: '[INST]')"
+        assert done.stderr.count(marks) == told, done.stderr
+
+
 def test_data_without_a_model_tells_them(commands: Commands, tmp_path: Path) -> None:
     system = {"role": "system", "content": f"<tools> {json.dumps([WEATHER])} </tools>"}
     described = {"messages": [system, USER, BOT], "tools": json.dumps([WEATHER])}

@@ -219,6 +219,8 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     if facts.format in BARE and model.has_chat_template:
         console.warn("without_template", scan.bare_warning(first, facts.columns))
+    if (rendered := scan.rendered_warning(first, facts.columns)) is not None:
+        console.warn("template", rendered)
     key = token_stats.tokenizer_key(recipe.model, model.revision)
     if Path(recipe.model).is_dir() and (key is None or not model.at_hand):
         missing = " and ".join(["no tokenizer"] * (key is None) + ["no whole weights"] * (not model.at_hand))

@@ -27,7 +27,7 @@ from skill_train.data.problems import usable
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
-from skill_train.program.chat.told import TURN_MARK
+from skill_train.program.chat.told import RENDERED_TWICE, TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
@@ -369,3 +369,9 @@ def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
     """What to tell of rows that are trained as they stand by a model with a chat template."""
     texts = [" ".join(str(row.get(column)) for column in columns.values()) for row in first]
     return PERHAPS_RENDERED if all(map(TURN_MARK.search, texts)) else WITHOUT_TEMPLATE
+
+
+def rendered_warning(first: Sequence[Row], columns: dict[str, str]) -> str | None:
+    asked = (str(row.get(columns.get("question", columns.get("instruction", "")))) for row in first)
+    marks = [mark.group() for text in asked if (mark := TURN_MARK.search(text)) is not None]
+    return f"{len(marks)} of the first {len(first)} rows {RENDERED_TWICE.format(repr(marks[0]))}" if marks else None
