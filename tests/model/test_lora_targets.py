@@ -7,16 +7,21 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+import tiny
 import tiny_families
 import training
 from command_child import Commands
 from hub_emulator import Hub
 from skill_train.commands import _planning as planning
+from skill_train.core.errors import UsageError
 from skill_train.estimate.modules import adapter_parameters
+from skill_train.facts import ModelFacts
 from skill_train.model import folder as models
 from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.model.parameter_count import with_files
@@ -61,10 +66,11 @@ def test_the_parameters_of_the_adapter_are_those_that_peft_makes(name: str) -> N
     folder = tiny_families.folder(name)
     for said in ({}, {"target_modules": ["o_proj", "in_proj"]}):
         recipe = from_dict({"model": str(folder), "data": "rows.jsonl", **said})
-        facts = planning._with_layers(recipe, models.read_model(folder), lambda: models.tensor_shapes(folder))
-        targets = recipe.target_modules or TARGETS.get(facts.model_type) or facts.linear_layers or ()
-        if recipe.target_modules and facts.model_type in TARGETS:
+        read = models.read_model(folder)
+        if recipe.target_modules and read.model_type in TARGETS:
             continue
+        facts = planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
+        targets = recipe.target_modules or TARGETS.get(facts.model_type) or facts.linear_layers or ()
         config = peft.LoraConfig(r=4, target_modules=list(targets), task_type="CAUSAL_LM")
         try:
             model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
@@ -144,6 +150,85 @@ def test_a_family_without_a_list_trains(commands: Commands, tmp_path: Path, name
     assert adapted == set(_found(base))
 
 
+@pytest.mark.parametrize("name", tiny_families.by_default(ALL))
+def test_a_target_of_a_known_family_is_refused_by_plan_as_by_training(name: str) -> None:
+    """Every linear layer of the language model outside experts can be named, and no other name."""
+    folder = tiny_families.folder(name)
+    read = models.read_model(folder)
+    if read.model_type not in TARGETS:
+        return
+    for target in [*_linear(folder), "lm_head", "experts", "q_porj", "all_linear"]:
+        recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "target_modules": [target]})
+        if target in _linear(folder) - LEFT_OUT.get(name, set()):
+            assert planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder)) == read
+        elif target not in _linear(folder):
+            with pytest.raises(UsageError) as caught:
+                planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
+            assert (caught.value.code, caught.value.got) == ("no_such_target", target)
+            assert all(layer in caught.value.expected for layer in _found(folder))
+
+
+@pytest.mark.parametrize("words", [["plan"], ["local", "--run-dir", "run"]])
+def test_a_target_that_is_none_costs_no_job(commands: Commands, tmp_path: Path, words: list[str]) -> None:
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    recipe = f"model: {tiny.cached('qwen2')}\ndata: {data}\ntarget_modules: [q_proj, gate_porj]\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    done = commands.run(tmp_path, dict(os.environ), words[0], "recipe.yaml", *words[1:], "--format", "json")
+    error = done.answer["error"]
+    assert (done.code, error["code"], error["got"]) == (2, "no_such_target", "gate_porj")
+    assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in error["expected"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_submit_reads_the_rows_and_names_of_layers_first(tmp_path: Path) -> None:
+    """Of a model on the Hub the names come from the headers of its weights."""
+    row = {"prompt": "[INST] Where is it? [/INST]", "completion": "In the depot."}
+    data = training.write_data(tmp_path, [row] * 12)
+    with Hub(tmp_path / "hub") as hub:
+        files = {file.name: file.read_bytes() for file in tiny.cached("qwen2").iterdir() if file.is_file()}
+        hub.add("model", "me/qwen2", files)
+        env = hub.environment(tmp_path / "home")
+        commands = Commands(env)  # one that has not read the address of another Hub
+        for target in ("gate_porj", "gate_proj"):
+            (tmp_path / "recipe.yaml").write_text(f"model: me/qwen2\ndata: {data}\ntarget_modules: [{target}]\n")
+            done = commands.run(tmp_path, env, "submit", "recipe.yaml", "--dry-run", "--format", "json")
+            if target == "gate_porj":
+                assert (done.code, done.answer["error"]["got"]) == (2, target), done.stdout
+            assert (target == "gate_proj") is ("12 of the first 12 rows hold marks of turns" in done.stderr)
+        commands.close()
+        assert hub.unknown == []
+
+
+@pytest.mark.parametrize("said", ["all-linear", "[all-linear]"])
+def test_all_linear_means_what_peft_means(commands: Commands, tmp_path: Path, said: str) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    base = tiny.cached("qwen2")
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    (tmp_path / "recipe.yaml").write_text(f"model: {base}\ndata: {data}\nlora_r: 4\ntarget_modules: {said}\n")
+    done = commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml", "--out", "plan.json", "--format", "json")
+    assert done.code == 0, done.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    adapted = {name.rpartition(".")[2] for name in model.peft_config["default"].target_modules}
+    assert set(plan["recipe"]["target_modules"]) == adapted
+    assert plan["asked"]["target_modules"] == ["all-linear"]
+    made = sum(weight.numel() for key, weight in model.named_parameters() if "lora_" in key)
+    assert adapter_parameters(_facts_of(plan), plan["recipe"]["target_modules"], 4) == made
+
+
+def test_all_linear_needs_the_weights(tmp_path: Path, commands: Commands) -> None:
+    base = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "base"))
+    (base / "model.safetensors").unlink()
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    (tmp_path / "recipe.yaml").write_text(f"model: {base}\ndata: {data}\ntarget_modules: all-linear\n")
+    done = commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml", "--format", "json")
+    assert (done.code, done.answer["error"]["code"]) == (2, "no_such_target")
+    assert "weight files" in done.answer["error"]["expected"]
+
+
 def test_the_hub_is_asked_for_the_layers(tmp_path: Path) -> None:
     """The names come from the headers: the plan of a folder with the same files has them too."""
     base = tiny_families.folder("lfm2")
@@ -175,6 +260,10 @@ def test_a_type_that_transformers_cannot_run_is_refused(commands: Commands, tmp_
         (tmp_path / "recipe.yaml").write_text(f"model: {base}\ndata: {data}\n{said}\n")
         done = commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml")
         assert (done.code, done.answer["error"]["code"]) == (2, "unknown_model_type"), said
+
+
+def _facts_of(plan: dict[str, Any]) -> ModelFacts:
+    return msgspec.convert(plan["facts"]["model"], ModelFacts)
 
 
 def _found(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ from skill_train.machine.read import read_machine
 from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
-from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes
+from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes, require_targets
 from skill_train.model.parameter_count import loaded, with_files
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
@@ -34,7 +34,7 @@ from skill_train.plan.placement import Choices, with_precision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.recipe import fields
-from skill_train.recipe.fields import Recipe
+from skill_train.recipe.fields import ALL_LINEAR, Recipe
 from skill_train.recipe.formats import BARE, for_model
 from skill_train.reference.causal_types import require_known_type
 from skill_train.run.folder import require_space
@@ -126,18 +126,25 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
     """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, those that
-    transformers does not load, and the linear layers of a family without a list of LoRA targets."""
-    uncounted = model.experts is not None and model.expert_parameters is None
-    if model.model_type in TARGETS and not uncounted:
+    transformers does not load, and the linear layers of a family without a list of LoRA targets, or of all-linear."""
+    uncounted, listed = model.experts is not None and model.expert_parameters is None, model.model_type in TARGETS
+    targets = recipe.target_modules if recipe.finetuning_type == "lora" else None
+    if listed and not uncounted and not targets:
         return model
     read = shapes()
-    model = with_files(model, read) if not model.further_parameters else model
-    if model.model_type in TARGETS or recipe.finetuning_type == "full":
+    if not model.further_parameters and not (listed and not uncounted):
+        model = with_files(model, read)
+    if recipe.finetuning_type == "full" or (listed and not targets):
         return model
     read = loaded(read, model.layers)
     found = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
-    sizes = linear_sizes(read, recipe.target_modules or found)
-    found = [] if recipe.target_modules else found
+    if targets == ALL_LINEAR:
+        targets = None
+    elif listed:
+        require_targets(targets or [], read, found)
+        return model
+    sizes = linear_sizes(read, targets or found)
+    found = [] if targets else found
     return dataclasses.replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
 
 

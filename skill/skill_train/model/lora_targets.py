@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from skill_train.core.errors import UsageError
 from skill_train.model.parameter_count import OF_EXPERTS
 
 # The attention projections by model_type, under the names of each architecture (transformers' modeling files; PEFT's
@@ -64,6 +65,26 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
         if of_mixer or counted or elsewhere or _EMBEDS.search(leaf):
             left_out.add(leaf)
     return [leaf for leaf in adapted if leaf not in left_out]
+
+
+def require_targets(targets: Iterable[str], shapes: Mapping[str, Sequence[int]], found: list[str]) -> None:
+    """Refuses what training would, in a job that costs money: a target that is not the name of a layer.
+
+    Args:
+        found: by `linear_layers`.
+    """
+    matrices = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2)
+    inside = (name for name in matrices if not (_OTHER_PARTS.search(name) or OF_EXPERTS.search(name)))
+    names = {name.rpartition(".")[2] for name in inside} - {"lm_head", "embed_out"}
+    for target in targets if names else ():
+        if target.rpartition(".")[2] not in names:
+            raise UsageError(
+                f"the LoRA target {target!r} is not a layer of this model that can have an adapter",
+                code="no_such_target",
+                expected=f"all-linear, or of: {', '.join(sorted(found))}",
+                got=target,
+                hint="correct target_modules in the recipe, or leave it out",
+            )
 
 
 def linear_sizes(shapes: Mapping[str, Sequence[int]], names: Iterable[str]) -> dict[str, tuple[int, int, int]]:

@@ -32,7 +32,7 @@ from skill_train.plan.places import Candidate
 from skill_train.plan.refusals import require_feedable, require_full_precision, require_positions
 from skill_train.plan.where import decide
 from skill_train.program.plan import held_out_count
-from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
+from skill_train.recipe.fields import ALL_LINEAR, FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
@@ -320,7 +320,9 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[st
         why = "the usual one where every weight trains" if full else "the usual one for adapters"
         _because(reasons, "learning_rate", f"{rate:g}", why, "TRL docs, LoRA Without Regret")
     if not full:
-        targets = recipe.target_modules or _targets(model, reasons)
+        asks_for_all = recipe.target_modules == ALL_LINEAR
+        named = None if asks_for_all else recipe.target_modules
+        targets = named or _targets(model, reasons, everything=asks_for_all)
         return {"learning_rate": rate, "target_modules": targets, "optim": recipe.optim or "adamw_torch"}
     weights = "bfloat16, AdamW's moments too" if recipe.pure_bf16 else "float32"
     why = f"every weight trains, in {weights}; the fields of LoRA are not read"
@@ -360,17 +362,19 @@ def _loss_on(recipe: Recipe, dataset: DatasetFacts, reasons: list[Reason]) -> st
     return chosen
 
 
-def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
-    targets = TARGETS.get(model.model_type)
+def _targets(model: ModelFacts, reasons: list[Reason], *, everything: bool) -> list[str]:
+    targets = None if everything else TARGETS.get(model.model_type)
     why, source = f"the attention projections of {model.model_type}", "config.json"
     if targets is None and model.linear_layers:
         targets, source = list(model.linear_layers), "safetensors headers"
-        why = f"no list is known for {model.model_type}: the linear layers of its blocks, without routers and experts"
+        why = "all-linear" if everything else f"no list is known for {model.model_type}"
+        why += ": the linear layers of its blocks, without routers and experts"
     if targets is None:
+        what = "linear layers" if everything else "LoRA targets"
         raise UsageError(
-            f"the LoRA targets of the model type {model.model_type!r} are unknown",
+            f"the {what} of the model type {model.model_type!r} are unknown",
             code="no_such_target",
-            expected=f"one of {', '.join(sorted(TARGETS))}",
+            expected="weight files, whose headers name them" if everything else f"one of {', '.join(sorted(TARGETS))}",
             got=model.model_type,
             hint="name the modules in the recipe, such as target_modules: [q_proj, v_proj]",
         )

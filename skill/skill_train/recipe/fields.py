@@ -31,6 +31,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmspr
 OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
 
 # Fields that full fine-tuning does not read.
+ALL_LINEAR = ["all-linear"]  # PEFT's word for every linear layer
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
@@ -92,7 +93,9 @@ class Recipe:
     lora_r: int = _say(16, "rank of the adapter")
     lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
     lora_dropout: float = _say(0.05, "dropout before the adapter")
-    target_modules: list[str] | None = _say(None, "modules that get an adapter; by architecture when left out")
+    target_modules: list[str] | None = _say(
+        None, "modules that get an adapter, or all-linear; by architecture when left out"
+    )
     modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
     images: bool | None = _say(
         None, "rows have pictures, and the model reads them; found from the rows and the model when left out"
@@ -230,6 +233,8 @@ def _exists(path: Path) -> bool:
 
 def _typed(key: str, value: Any) -> Any:
     """The value in the type of the field. YAML reads 2e-4 as text, so a number in text is converted."""
+    if key == "target_modules" and value == ALL_LINEAR[0]:
+        return ALL_LINEAR
     type_name = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
     if type_name in ("float", "int") and not isinstance(value, bool):
         number = _number(value)
