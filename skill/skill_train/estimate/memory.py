@@ -13,6 +13,7 @@ from skill_train.core.units import megabytes
 from skill_train.estimate.modules import (
     CAPPED_SCORES,
     EAGER,
+    EMBEDDINGS,
     SCAN,
     SCANNED,
     largest_linear,
@@ -227,7 +228,8 @@ def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     ranks = len(step.target_modules) * step.lora_r * size
     if step.dora:  # the results of the layer and of the adapter, which the magnitude multiplies
         ranks += 2 * size * sum(module_widths(model, target)[1] for target in step.target_modules)
-    inputs = [(_input_of(target), module_widths(model, target)[0]) for target in step.target_modules]
+    layers = [target for target in step.target_modules if target not in EMBEDDINGS]  # these read ids
+    inputs = [(_input_of(target), module_widths(model, target)[0]) for target in layers]
     casts = step.dora and step.dtype != "float32"
     if not step.lora_dropout and not casts:
         return ranks + size * sum(width for name, width in set(inputs) if name != "attention output")
