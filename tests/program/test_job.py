@@ -209,6 +209,52 @@ def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Pat
     assert len(hub.repositories["model", "me/tuned"].history["main"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "left_out", "named"),
+    [
+        ("lora", "*.safetensors", "adapter_model.safetensors"),
+        ("full", "model-*.safetensors", "model-00001-of-00002.safetensors"),
+        ("lora", "*.json", "adapter_config.json, tokenizer.json, train.json, training.json"),
+    ],
+)
+def test_a_repository_that_leaves_the_result_out_ends_the_job_before_it_costs(
+    hub: Hub, tmp_path: Path, disk: Path, kind: str, left_out: str, named: str
+) -> None:
+    repository = hub.add("model", "me/tuned", {".gitignore": f"*.pyc\n{left_out}\n".encode()}, private=True)
+    run = _write(tmp_path / "run", hub_model_id="me/tuned")
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"]["finetuning_type"] = kind
+    (run / "plan.json").write_text(json.dumps(plan))
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, [e["event"] for e in events]) == (2, ["stage", "failed"])  # not even the data was read
+    error = json.loads((run / "train.failed.json").read_text())["error"]
+    assert (error["code"], error["message"]) == ("output_changed", f"the .gitignore of me/tuned leaves out {named}")
+    assert not repository.history
+    lines = tuple(json.dumps(event) for event in events)
+    assert (
+        explain(Ending("ERROR", "Job failed with exit code: 2", lines=lines), run="runs/x")
+        .next[0]
+        .startswith("skill-train resume")
+    )
+
+
+def test_a_repository_that_leaves_files_out_gets_no_half_of_a_result(
+    hub: Hub, straight: Path, tmp_path: Path, disk: Path
+) -> None:
+    """Somebody adds a .gitignore during the training. The push is told as one once everything is there."""
+    files = {".gitignore": b"environment.json", "README.md": b"old"}
+    repository = hub.add("model", "me/tuned", files, private=True)
+    run = _write(tmp_path / "run", hub_model_id="me/tuned")
+    keep_results(straight, run, None)
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, events[-1]["error"]["code"]) == (5, "push_failed")
+    assert "leaves out environment.json" in events[-1]["error"]["message"]
+    assert repository.files == files and not repository.history
+    repository.files[".gitignore"] = b"*.pyc"
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, events[-1]["event"], "environment.json" in repository.files) == (0, "pushed", True)
+
+
 def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tmp_path: Path, disk: Path) -> None:
     """Data travels as a volume. The first job dies at a random step, the second is answered 503 before it trains, and
     500, nothing, and 500 although it was done, when it pushes."""

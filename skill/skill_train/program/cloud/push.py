@@ -16,6 +16,10 @@ from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+RESULT_NAMES = {  # for the proof before the training
+    "lora": ("adapter_config.json", "adapter_model.safetensors"),
+    "full": ("config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
+}
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 
 
@@ -43,7 +47,11 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id."""
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id.
+
+    Raises:
+        Refused: its .gitignore names a file of this commit or of the result.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -52,9 +60,18 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
             "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
+    names = {*files, *RESULT_NAMES[plan["recipe"]["finetuning_type"]], "README.md", "train.json", "tokenizer.json"}
 
     def attempt() -> str:
         api.create_repo(repo, private=True, exist_ok=True)
+        asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
+        api.preupload_lfs_files(repo, asked)
+        if left_out := [each.path_in_repo for each in asked if each._should_ignore]:
+            raise Refused(
+                f"the .gitignore of {repo} leaves out {', '.join(left_out)}",
+                code="output_changed",
+                hint="change that file, then start the run again",
+            )
         changes: list[Any] = [
             CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
