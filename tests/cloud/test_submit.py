@@ -546,6 +546,17 @@ def test_a_dataset_of_the_users_with_these_names_is_told_before_it_changes(hub: 
     assert call(*SAID, "--data-repo", "me/rows").answer["warnings"] == []
 
 
+def test_a_dataset_that_leaves_the_rows_out_starts_no_job(hub: Hub, call: Any) -> None:
+    """The Hub applies the .gitignore of a repository without a word: the job would find no data."""
+    repository = hub.add("dataset", "me/rows", {".gitignore": b"*.tmp\n*.jsonl"}, private=True)
+    done = call(*SAID, "--data-repo", "me/rows", "--yes")
+    assert (*done.error, hub.jobs_created) == (2, "output_changed", 0)
+    assert f"{ROWS} is in its .gitignore" in done.answer["error"]["message"] and not repository.history
+    repository.files[".gitignore"] = b"*.tmp"
+    assert (call(*SAID, "--data-repo", "me/rows", "--yes").code, hub.jobs_created) == (0, 1)
+    assert ROWS in repository.files
+
+
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
     hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")

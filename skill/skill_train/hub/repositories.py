@@ -89,15 +89,33 @@ def check_name(name: str) -> None:
         )
 
 
+def require_none(repo: str, what: str, files: list[str]) -> None:
+    if files:
+        raise UsageError(
+            f"{repo} does not have all files of the run: {', '.join(files[:4])} {what}",
+            code="output_changed",
+            expected="every file, as it was checked",
+            got=f"{len(files)} that are not",
+            hint="mend that, and run the same command again",
+        )
+
+
 def upload_dataset(folder: Path, name: str) -> str:
     """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
     again.
 
-    Raises: as `check_access`.
+    Raises: as `check_access`, and UsageError if the repository leaves files out.
     """
+    from huggingface_hub import CommitOperationAdd
 
     def question() -> str:
         api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
+        there = api().repo_info(name, repo_type="dataset").siblings or ()
+        if any(file.rfilename == ".gitignore" for file in there):
+            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            asked = [CommitOperationAdd(file, b"") for file in files]  # an empty file is not sent
+            api().preupload_lfs_files(name, asked, repo_type="dataset")
+            require_none(name, "is in its .gitignore", [each.path_in_repo for each in asked if each._should_ignore])
         commit = api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
+from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary
 from skill_train.core.units import megabytes
 from skill_train.hub import account, repositories
 from skill_train.hub.account import Account
@@ -136,15 +136,17 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         is_there = (oid := getattr(operation, "_remote_oid", None)) and oid == operation.upload_info.sha256.hex()
         if file.size >= _ANNOUNCED_BYTES and not is_there:
             say(f"{file.path}, {megabytes(file.size)}: sent")
-    _require_none(repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp])
-    _require_none(
+    repositories.require_none(
+        repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp]
+    )
+    repositories.require_none(
         repo, "is in its .gitignore", [op.path_in_repo for op in operations if getattr(op, "_should_ignore", False)]
     )
     info = again(commit, seconds=None)
     after = again(lambda: api().model_info(repo, revision=info.oid, files_metadata=True, timeout=8.0))
     there = {file.rfilename: file for file in after.siblings or ()}
     lost = [op.path_in_repo for op in operations if not _has(there.get(op.path_in_repo), op)]
-    _require_none(repo, "is another file there: somebody else has pushed too", lost)
+    repositories.require_none(repo, "is another file there: somebody else has pushed too", lost)
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     others = tuple(sorted(name for name in there.keys() - names if name.endswith(_WEIGHTS)))
@@ -158,17 +160,6 @@ def _has(there: Any, sent: Any) -> bool:
     with sent.as_file() as file:
         content = file.read()
     return bool(there.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest())
-
-
-def _require_none(repo: str, what: str, files: list[str]) -> None:
-    if files:
-        raise UsageError(
-            f"{repo} does not have all files of the run: {', '.join(files[:4])} {what}",
-            code="output_changed",
-            expected="every file in one commit, as it was checked",
-            got=f"{len(files)} that are not",
-            hint="mend that, and push again",
-        )
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
