@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from command_child import Commands, Done
-from hub_emulator import Hub, JobFault
+from hub_emulator import Fault, Hub, JobFault
 from hub_emulator.buckets import read_file
 from hub_models import add_model
 from models import recorded
@@ -21,7 +21,7 @@ from planning import plan_with
 from skill_train.cloud.stage_data import stage
 from skill_train.cloud.submit import upload
 from skill_train.core import waiting
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import SkillTrainError
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.job_spec import PILLOW
 
@@ -235,11 +235,12 @@ def test_a_plan_is_outdated_when_a_picture_changed(hub: Hub, call: Any, tmp_path
     assert hub.jobs_created == 0
 
 
-@pytest.mark.parametrize("place", ["bucket", "repository"])
+@pytest.mark.parametrize("place", ["bucket", "repository", "bucket that keeps it"])
 def test_a_picture_that_changes_while_it_is_sent_starts_no_job(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """What was sent is taken back, so that the same pictures, older by then, are sent the next time."""
+    """What was sent is taken back, so that the same pictures, older by then, are sent the next time. If it could not
+    be taken back, as by a command that was killed before, it is replaced then."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
@@ -256,9 +257,16 @@ def test_a_picture_that_changes_while_it_is_sent_starts_no_job(
 
     staged = stage(tmp_path / ROWS, _recipe(tmp_path / ROWS))
     repository = "me/changing" if place == "repository" else None
-    with waiting.of_command(change, []), pytest.raises(UsageError) as caught:
+    if place == "bucket that keeps it":
+        hub.buckets.clear()
+        hub.faults.add("POST /api/buckets/me/jobs-artifacts/batch", Fault(403), call=2)
+    with waiting.of_command(change, []), pytest.raises(SkillTrainError) as caught:
         upload(staged, "me", repository)
-    assert (caught.value.code, caught.value.message.split()[0]) == ("input_changed", "a.png")
+    if place == "bucket that keeps it":
+        files = hub.buckets["me/jobs-artifacts"].inside(staged.name)
+        assert caught.value.code == "no_permission" and f"{staged.name}/a.png" in files
+    else:
+        assert (caught.value.code, caught.value.message.split()[0]) == ("input_changed", "a.png")
     picture.write_bytes(content)
     os.utime(picture, (before.st_atime, before.st_mtime))
     data = upload(staged, "me", repository)

@@ -36,7 +36,7 @@ LAYERS = (
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
 HEAVY = {
-    "accelerate", "datasets", "fastapi", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp",
+    "accelerate", "datasets", "fastapi", "gguf", "google", "hf_xet", "httpx2", "huggingface_hub", "jinja2", "llama_cpp",
     "markupsafe", "matplotlib", "numpy", "peft", "pyarrow", "pydantic", "rich", "safetensors", "sentencepiece",
     "starlette", "tokenizers", "torch", "transformers", "trl", "uvicorn", "vllm", "yaml",
 }  # fmt: skip
@@ -47,6 +47,7 @@ WHOLE_CHAIN = {"commands.demo", "commands._doctor_self_test"}
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "commands._frame", "commands._options"} | COMMANDS,
+    "hf_xet": {"hub.jobs"},
     "httpx2": {"hub.errors", "hub.session"},
     "huggingface_hub": {
         "hub.account",

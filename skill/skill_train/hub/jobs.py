@@ -197,13 +197,29 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str) -> Mount
     Raises: as `start`.
     """
     _token()
+    bucket = _bucket_of(namespace)
 
     def question() -> Any:
+        if others := _with_other_bytes(bucket, folder, name):
+            api().batch_bucket_files(bucket, delete=others)
         return api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
-        volume = ask(HubResource("bucket", _bucket_of(namespace)), question, seconds=None)
+        volume = ask(HubResource("bucket", bucket), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
+
+
+def _with_other_bytes(bucket: str, folder: Path, name: str) -> list[str]:
+    """Files that have other bytes here. The client (2.4) compares only sizes and times."""
+    from hf_xet import hash_files
+    from huggingface_hub.errors import BucketNotFoundError
+
+    here = {f"{name}/{path.relative_to(folder).as_posix()}": str(path) for path in folder.rglob("*") if path.is_file()}
+    with contextlib.suppress(BucketNotFoundError):
+        there = [f for f in api().list_bucket_tree(bucket, prefix=name, recursive=True) if f.path in here]
+        digests = hash_files([here[file.path] for file in there])
+        return [file.path for file, digest in zip(there, digests, strict=True) if digest.hash != file.xet_hash]
+    return []
 
 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
