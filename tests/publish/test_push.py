@@ -196,9 +196,25 @@ def test_weights_that_an_earlier_push_left_are_named(hub: Hub, tmp_path: Path, r
 
 def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:
     assert _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["private"] is True
-    data = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]
-    assert data["private"] is True and hub.repositories["model", "me/tickets"].private
-    assert _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]["data"]["private"] is False
+    repository, card = hub.repositories["model", "me/tickets"], b"While this repository is private"
+    for more in ((), ("--dry-run",)):
+        code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public", *more)
+        [warning] = [warning for warning in answer["warnings"] if warning["code"] == "stays_private"]
+        assert code == 0 and "hf repos settings me/tickets --public" in warning["message"]
+    sent = json.loads((run / "push.json").read_text(encoding="utf-8"))
+    assert (sent["options"]["private"], sent["private"], repository.private) == (False, True, True)
+    assert card in repository.files["README.md"]
+    answer = _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]
+    assert (answer["data"]["private"], answer["warnings"]) == (False, [])
+    assert card not in hub.repositories["model", "me/open"].files["README.md"]
+
+
+def test_a_dry_run_of_a_public_push_needs_no_answer(hub: Hub, tmp_path: Path, run: Path) -> None:
+    more = ("--repo", "me/tickets", "--public")
+    code, answer, _ = _push(hub, tmp_path / "home", run, *more, "--dry-run", token=None)
+    assert (code, answer["error"]["code"], answer["data"]["dry_run"]) == (4, "not_signed_in", True)
+    code, answer, _ = _push(hub, tmp_path / "home", run, *more, token=None)
+    assert (code, answer["error"]["code"]) == (4, "not_signed_in")
 
 
 def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run: Path) -> None:

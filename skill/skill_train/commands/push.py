@@ -120,7 +120,12 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     half = half_of_a_pair(push.run, push.files)
     if half:
         console.warn("verdict_warn", f"{half}; skill-train export-gguf {quoted(options.run)}")
-    push.files.append(card_file(push, half))
+    shown = push
+    if options.public and repositories.is_private(facts.repo):
+        opens = f"to open it: hf repos settings {facts.repo} --public"
+        console.warn("stays_private", f"{facts.repo} is private, which a push does not change; {opens}")
+        shown = replace(push, facts=replace(facts, private=True))
+    push.files.append(card_file(shown, half))
     _refuse_secrets(push.files)
     if options.dry_run:
         return _dry_run(options, console, push)

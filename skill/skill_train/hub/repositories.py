@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none
+from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
 from skill_train.hub.errors import HubResource
 
 
@@ -39,6 +39,14 @@ def find(kind: str, name: str) -> Repository | None:
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
     return or_none(f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
+
+
+def is_private(model: str) -> bool:
+    """Whether a model is known to be private."""
+    with contextlib.suppress(SkillTrainError):
+        there = patiently(lambda: find("model", model))
+        return there is not None and there.private
+    return False
 
 
 def bucket_is_private(name: str) -> bool | None:
