@@ -106,6 +106,24 @@ def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
     assert not foreign.cancelled.is_set()
 
 
+@pytest.mark.parametrize("label", ["skill-train", "run", "plan"])
+@pytest.mark.parametrize("command", ["status", "resume"])
+def test_a_job_that_lost_a_label_is_no_run(cloud: Cloud, tmp_path: Path, command: str, label: str) -> None:
+    """Labels can be changed on the Hub. A folder that was made of such a job could not be read afterwards."""
+    cloud.keep({"plan.json": cloud.run.plan.read_bytes()})
+    job = cloud.start("raise SystemExit(1)")
+    cloud_runs.wait_for(job)
+    for wrong in ("", "0123456789abcdeF"):
+        if label == "skill-train":
+            job.labels.pop(label, None)
+        else:
+            job.labels[label] = wrong
+        folder = ("--run-dir", str(tmp_path / "other")) * (command == "resume")
+        done = cloud.call(command, job.id, *folder)
+        assert done.error == (2, "unknown_job") and label in done.answer["error"]["expected"]
+        assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("command", ["status", "wait", "cancel", "resume"])
 def test_without_a_token_nobody_is_signed_in(
     cloud: Cloud, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

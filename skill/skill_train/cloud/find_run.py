@@ -242,12 +242,13 @@ def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
 def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
     """The record as the labels of the jobs describe it."""
     now = patiently(lambda: jobs.inspect(namespace, job_id))
-    run_id = now.labels.get("run", "")
-    if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
+    run_id, plan_hash = now.labels.get("run", ""), now.labels.get("plan", "")
+    known = re.fullmatch("[0-9a-f]{12}", run_id) and re.fullmatch("[0-9a-f]{16}", plan_hash)
+    if "skill-train" not in now.labels or not known:
         raise UsageError(
             f"job {name} was not started by skill-train",
             code="unknown_job",
-            expected="a job with the label skill-train",
+            expected="a job with its labels: skill-train, run and plan",
             got=", ".join(sorted(now.labels)) or "no labels",
             hint=f"hf jobs logs {namespace}/{job_id}",
         )
@@ -255,7 +256,7 @@ def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
     jobs_by_id = {job.id: _as_record(job) for job in (*others, now)}
     ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
     data = CloudData.of_mount(now.mounts[0]) if now.mounts else None
-    record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
+    record = CloudRecord(run_id, plan_hash, namespace, "", data=data, jobs=ordered)
     return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), jobs_by_id[job_id], now))
 
 
