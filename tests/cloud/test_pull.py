@@ -781,6 +781,24 @@ def test_no_job_is_paid_for_whose_data_is_gone(cloud: Cloud, tmp_path: Path) -> 
     assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
 
 
+def test_no_job_is_paid_for_whose_dataset_is_gone(cloud: Cloud) -> None:
+    """The repository of the data, or the commit in it that the plan was made for."""
+    _cancelled(cloud)
+    repository = cloud.hub.add("dataset", "me/rows", {"rows.jsonl": b"{}"}, private=True)
+    commit = repository.add_commit("main", {"rows.jsonl": b"{} "}, "rows", "me")
+    data = CloudData("/dataset", 3, 1, repository="me/rows", revision=commit)
+    anew = f"skill-train submit {cloud.run.path} --force-new"
+    for gone in (msgspec.structs.replace(data, revision="0" * 40), msgspec.structs.replace(data, repository="me/gone")):
+        cloud.write(msgspec.structs.replace(cloud.record, data=gone))
+        for more in ((), ("--yes",)):
+            done = cloud.on("resume", *more)
+            assert (*done.error, done.answer["next"], cloud.hub.jobs_created) == (2, "nothing_kept", [anew], 1)
+            assert str(gone.repository) in done.answer["error"]["message"]
+    cloud.write(msgspec.structs.replace(cloud.record, data=data))
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+
+
 def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
     cloud_runs.wait_for(cloud.start("pass"))

@@ -22,7 +22,7 @@ from skill_train.cloud.poll import patiently
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
-from skill_train.hub import jobs
+from skill_train.hub import jobs, repositories
 from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.kept import MARKER as MARKER
@@ -138,11 +138,15 @@ def stored_records(record: CloudRecord, names: tuple[str, ...]) -> StoredRecords
     return StoredRecords(dated_texts, max(steps, default=0))
 
 
-def stored_data(data: CloudData) -> tuple[int, int]:
-    """The number of files of uploaded data, and their bytes; zeros if they or their bucket do not exist any more."""
-    folder, name = data.folder or "", data.bucket or ""
-    there = or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(name, folder))) or []
-    return len(there), sum(file.size for file in there)
+def what_is_left_of(data: CloudData) -> str:
+    """What is there in place of all files of uploaded data; empty if they are whole, as in each commit that exists."""
+    if (name := data.repository) is not None:
+        there = patiently(lambda: repositories.find("dataset", name, data.revision))
+        return "" if there else "no such commit"
+    bucket, folder = data.bucket or "", data.folder or ""
+    files = or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder))) or []
+    size = sum(file.size for file in files)
+    return "" if len(files) >= (data.files or 1) and size >= (data.bytes or 0) else f"{len(files)} files, {size} bytes"
 
 
 def _listed(record: CloudRecord) -> list[BucketFile]:

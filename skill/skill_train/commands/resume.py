@@ -195,23 +195,23 @@ def _require_program(cloud: CloudRun) -> None:
 
 
 def _require_data(cloud: CloudRun, run: RunDir) -> None:
-    """Refuses a job whose data is gone from the bucket, or is no longer whole: it would end in its first minute too.
+    """Refuses a job whose data is gone from the Hub, or is no longer whole: it would end in its first minute too.
 
     Raises:
-        UsageError: files are gone. A bucket that may not be read says nothing.
+        UsageError: files are gone. A place that may not be read says nothing.
     """
     data = cloud.record.data
-    if data is None or data.bucket is None:
+    if data is None:
         return
     with contextlib.suppress(AccessError):
-        files, size = bucket.stored_data(data)
-        if files >= (data.files or 1) and size >= (data.bytes or 0):
+        left = bucket.what_is_left_of(data)
+        if not left:
             return
         raise UsageError(
-            f"the data of {cloud.name} is no longer whole in {data.bucket}",
+            f"the data of {cloud.name} is no longer whole in {data.bucket or data.repository}",
             code="nothing_kept",
-            expected=f"{data.files or 'the'} files in the folder {data.folder}",
-            got=f"{files} files, {size} bytes",
+            expected=f"{data.files or 'the'} files in {data.folder or data.revision}",
+            got=left,
             hint=_way_back(cloud, data, Path(plan_record.read(run.plan).recipe.data)),
         )
 

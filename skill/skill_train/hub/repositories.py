@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError
@@ -14,7 +15,7 @@ from skill_train.hub.errors import HubResource
 
 @dataclass(frozen=True)
 class Repository:
-    """An existing repository. `files` are paths in its main branch."""
+    """An existing repository. `files` are paths in the revision that was asked for, or in its main branch."""
 
     name: str
     private: bool
@@ -31,14 +32,15 @@ def check_access(kind: str, name: str, *, write: bool = False, seconds: float = 
     ask(HubResource(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
 
 
-def find(kind: str, name: str) -> Repository | None:
+def find(kind: str, name: str, revision: str | None = None) -> Repository | None:
     """A model or dataset that the token can see; None if there is none."""
 
     def question() -> Repository:
-        info = api().repo_info(name, repo_type=kind)
+        info = api().repo_info(name, repo_type=kind, revision=revision)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    return or_none(f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
+    known = partial(or_none, f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
+    return or_none("unknown_revision", known)
 
 
 def is_private(model: str) -> bool:
