@@ -15,7 +15,7 @@ import pytest
 import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
-from skill_train.hub import client
+from skill_train.hub import client, session
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -262,6 +262,15 @@ def test_every_line_that_an_answer_leaves_out_is_counted(cloud: Cloud, options: 
     cloud_runs.wait_for(cloud.start("for n in range(1500): print('x' * 40, n)"))
     data = cloud.on("logs", *options).data
     assert (data["lines"][-1], data["left_out"]) == ("x" * 40 + " 1499", counted - len(data["lines"]))
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_log_may_be_longer_than_any_answer(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, follow: bool) -> None:
+    """An answer of the Hub is read into memory, so it has a limit; lines come one by one."""
+    monkeypatch.setattr(session, "MOST_BYTES", 8_000)  # more than any answer here
+    cloud_runs.wait_for(cloud.start("for n in range(500): print('x' * 40, n)"))
+    lines = cloud.call("logs", str(cloud.run.path), *(("--follow",) * follow), form="human").stdout.splitlines()
+    assert lines == [f"{'x' * 40} {n}" for n in range(500)]
 
 
 # --- wait ---
