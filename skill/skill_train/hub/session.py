@@ -9,7 +9,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,14 +140,16 @@ def _too_long(most: float) -> Temporary:
 
 def _refuse_long_pause(response: Any) -> None:
     """Limits the pause before a retry, because the client would sleep as long as the server says, even a day."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import parse_ratelimit_headers
+
     if response.status_code != 429:
         return
     retry_after = response.headers.get("Retry-After") or ""
-    reset = re.search(r"r=0;t=(\d+)", response.headers.get("RateLimit") or "")
-    seconds = int(reset[1]) if reset else int(retry_after) if retry_after.isdigit() else 0
+    limit = parse_ratelimit_headers(response.headers)
+    spent = limit is not None and limit.remaining == 0
+    seconds = limit.reset_in_seconds if spent else int(retry_after) if retry_after.isdigit() else 0
     if seconds > PAUSE_SECONDS:
-        from huggingface_hub.errors import HfHubHTTPError
-
         raise HfHubHTTPError("too many requests", response=response)
 
 
