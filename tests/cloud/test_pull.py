@@ -683,6 +683,45 @@ def test_nobody_here_knows_the_limit_of_a_job_that_another_folder_asked_for(clou
     assert cloud.hub.jobs_created == 2
 
 
+def test_of_two_jobs_of_one_moment_the_record_has_the_one_that_stays(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without our claims started its job just before ours, which is cancelled for it."""
+    first, start = _cancelled(cloud), jobs.start
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+
+    def at_the_same_moment(*words: Any) -> Any:
+        cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
+        return start(*words)
+
+    monkeypatch.setattr(jobs, "start", at_the_same_moment)
+    data = cloud.on("resume", "--timeout", "10m", "--yes").data
+    theirs, ours = cloud.hub.jobs.all[1:]
+    assert (data["reused"], data["job_id"], data["timeout_seconds"]) == (True, theirs.id, None)
+    assert (ours.cancelled.is_set(), theirs.cancelled.is_set()) == (True, False)
+    assert [job.job_id for job in cloud.record.jobs] == [first.id, theirs.id]
+
+
+def test_the_folder_that_an_answer_left_out_is_asked_for(cloud: Cloud) -> None:
+    """The checkpoints are in it. Without it, the run seems to have had no job."""
+    first = _cancelled(cloud)
+    cloud.write(msgspec.structs.replace(cloud.record, bucket=None, folder=None))
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2), done.answer
+    assert (cloud.record.bucket, cloud.record.folder) == (BUCKET, FOLDER)
+    assert cloud.hub.jobs.all[1].spec["volumes"] == first.spec["volumes"]
+
+
+def test_a_number_whose_job_never_came_is_used(cloud: Cloud) -> None:
+    """Else the record would say for ever that a job may be there."""
+    _cancelled(cloud)
+    never = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None, stage=None)
+    cloud.write(cloud.record.with_job(never))  # asked for long ago
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2), done.answer
+    assert [(job.number, job.job_id) for job in cloud.record.jobs][1:] == [(2, done.data["job_id"])]
+
+
 def test_two_jobs_of_one_number(cloud: Cloud) -> None:
     """Two machines asked for the second job at the same moment: the one that runs is the answer, also after the other's
     end."""
