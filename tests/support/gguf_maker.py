@@ -20,11 +20,11 @@ import warm_python
 
 QUANTIZE_CODE = """
 import sys, ctypes, llama_cpp
-source, name, *kinds = sys.argv[1:]
-for kind in kinds:
+source, *wanted = sys.argv[1:]
+for kind, name in zip(wanted[::2], wanted[1::2]):
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + kind.upper()), 2
-    if llama_cpp.llama_model_quantize(source.encode(), name.replace("KIND", kind).encode(), ctypes.byref(params)):
+    if llama_cpp.llama_model_quantize(source.encode(), name.encode(), ctypes.byref(params)):
         sys.exit(f"no {kind}")
 """
 
@@ -36,10 +36,20 @@ class Export:
     base: Path
     adapter: Path
     merged: Path
-    ggufs: list[Path]
+    folder: Path
+    quants: tuple[str, ...]
+
+    @property
+    def ggufs(self) -> list[Path]:
+        return sorted(map(self.file, ("f16", *self.quants)))
 
     def file(self, kind: str) -> Path:
-        return next(path for path in self.ggufs if path.name.endswith(f"-{kind}.gguf"))
+        """A quantized one is made when it is first asked for: of a large vocabulary that takes seconds."""
+        unquantized = self.folder / "model-f16.gguf"
+        if kind == "f16":
+            return unquantized
+        assert kind in self.quants
+        return tiny.made_once(self.folder / f"model-{kind}.gguf", lambda part: quantize(unquantized, {kind: part}))
 
 
 def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), times: int = 1, **adapter: Any) -> Export:
@@ -48,17 +58,17 @@ def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), times: 
     `times` is how often the adapter is applied: 0 and 2 are faults.
     """
     base = tiny.cached(kind, hidden=256)
-    wanted = json.dumps([base.name, quants, times, adapter, Path(__file__).read_text()])
+    wanted = json.dumps([base.name, times, adapter, Path(__file__).read_text()])
     final = base.parent / f"export-{kind}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
 
     def make(part: Path) -> None:
         part.mkdir()
         tiny.adapter(base, part / "adapter", **{"size": 0.1} | adapter)
         merge(base, part / "adapter", part / "merged", times=times)
-        export(part / "merged", part / "gguf", quants=quants)
+        export(part / "merged", part / "gguf")
 
     tiny.made_once(final, make)
-    return Export(base, final / "adapter", final / "merged", sorted((final / "gguf").glob("*.gguf")))
+    return Export(base, final / "adapter", final / "merged", final / "gguf", quants)
 
 
 def merge(base: Path, adapter: Path, out: Path, *, times: int = 1) -> Path:
@@ -96,12 +106,13 @@ def export(
     assert warm_python.run(script, *words, log=log, environment=environment) == 0, log.read_text()[-2000:]
     log.unlink()
     if quants:
-        _quantize(unquantized, out / "model-KIND.gguf", quants)
+        quantize(unquantized, {kind: out / f"model-{kind}.gguf" for kind in quants})
     return unquantized
 
 
-def _quantize(source: Path, name: Path, kinds: tuple[str, ...]) -> None:
-    """All in one process, because each takes half a second to import llama.cpp."""
-    command = [sys.executable, "-c", QUANTIZE_CODE, str(source), str(name), *kinds]
+def quantize(source: Path, wanted: dict[str, Path]) -> None:
+    """Files by their types, all in one process, because each takes half a second to import llama.cpp."""
+    words = [str(word) for pair in wanted.items() for word in pair]
+    command = [sys.executable, "-c", QUANTIZE_CODE, str(source), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -126,7 +126,7 @@ def test_trained_rows_of_a_tied_embedding_need_no_output_layer(resized: bool, tm
     for path in base.iterdir():
         if not (tmp_path / "merged" / path.name).exists():
             shutil.copy(path, tmp_path / "merged")
-    made = gguf_maker.Export(base, tmp_path / "adapter", tmp_path / "merged", [])
+    made = gguf_maker.Export(base, tmp_path / "adapter", tmp_path / "merged", tmp_path / "gguf", ())
     file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
     assert "output.weight" not in read_gguf(file).tensors
     checks = {check.name: check for check in proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64).checks}
@@ -139,7 +139,7 @@ def test_a_tied_embedding_that_alone_has_lora_is_two_matrices(tmp_path: Path) ->
     adapter = tiny.adapter(base, tmp_path / "adapter", size=0.2, targets=["q_proj", "embed_tokens"])
     merging.run(base, adapter, tmp_path, rows=())
     file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
-    made = gguf_maker.Export(base, adapter, tmp_path / "merged", [])
+    made = gguf_maker.Export(base, adapter, tmp_path / "merged", tmp_path / "gguf", ())
     assert complaints(proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64)) == []
 
 
@@ -150,7 +150,7 @@ def test_trained_rows_of_a_tied_head_make_two_matrices(ids: dict[str, list[int]]
     adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj"], trainable_token_indices=ids)
     merging.run(base, adapter, tmp_path, rows=())
     file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
-    made = gguf_maker.Export(base, adapter, tmp_path / "merged", [])
+    made = gguf_maker.Export(base, adapter, tmp_path / "merged", tmp_path / "gguf", ())
     assert complaints(proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64)) == []
 
 
