@@ -81,20 +81,22 @@ def build(
         dtype: of the stored weights, a torch name.
         hidden: width; with 256 every row length is divisible by 256 and K-quants need no other type.
     """
-    import torch
-
     folder.mkdir(parents=True)
     ids = _write_tokenizer(kind, folder, vocab_folder)
-    model = _model(_config(kind, ids, tied=tied, hidden=hidden))
-    _fill(model, seed)
-    model.to(getattr(torch, dtype))
-    model.config.dtype = dtype
+    model = _filled(_config(kind, ids, tied=tied, hidden=hidden), seed, dtype)
     stops = ids["stop"] if len(ids["stop"]) > 1 else ids["stop"][0]
     model.generation_config.update(bos_token_id=ids["bos"], eos_token_id=stops, pad_token_id=ids["pad"])
     model.save_pretrained(str(folder))
     if kind == "gpt2":  # llama.cpp's converter reads n_ctx, which published GPT-2 files have and transformers 5 drops
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "n_ctx": config["n_positions"]}, indent=2) + "\n")
+    return folder
+
+
+def build_without_words(kind: str, folder: Path, *, tokens: int, dtype: str) -> Path:
+    """The weights and config.json of a model of `kind` for so many tokens, of which there are no texts."""
+    ids = {"vocab_size": tokens, "bos": 1, "eos": 2, "pad": 0}
+    _filled(_config(kind, ids, tied=None, hidden=64), 0, dtype).save_pretrained(str(folder))
     return folder
 
 
@@ -197,10 +199,15 @@ def _config(kind: str, ids: dict[str, Any], *, tied: bool | None, hidden: int) -
     return getattr(transformers, f"{name}Config")(**common, **own[family])
 
 
-def _model(config: Any) -> Any:
+def _filled(config: Any, seed: int, dtype: str) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)
+    _fill(model, seed)
+    model.to(getattr(torch, dtype))
+    model.config.dtype = dtype
+    return model
 
 
 def _fill(model: Any, seed: int) -> None:
