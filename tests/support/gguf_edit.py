@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from skill_train.llama.gguf_header import read_gguf
 
 _OWN = ("GGUF.", "general.architecture")  # what the writer adds by itself
 
@@ -46,6 +49,25 @@ def rewrite(
             data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())
             writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
     finish(writer)
+    return out
+
+
+def without_tensor(source: Path, out: Path, name: str) -> Path:
+    """`source` without one tensor, as `out`. Its metadata stay as they lie, which saves three seconds of a vocabulary
+    of 50,000."""
+    data, infos, content = source.read_bytes(), b"", b""
+    gguf = read_gguf(source)
+    first = next(iter(gguf.tensors)).encode()
+    begin = at = data.index(struct.pack("<Q", len(first)) + first)
+    for tensor in gguf.tensors.values():  # name, dimensions, type; then the place
+        end = at + 8 + len(tensor.name.encode()) + 4 + 8 * len(tensor.shape) + 4
+        if tensor.name != name:
+            infos += data[at:end] + struct.pack("<Q", len(content))
+            content += data[tensor.offset : tensor.offset + tensor.n_bytes]
+            content += bytes(-len(content) % gguf.alignment)
+        at = end + 8
+    head = data[:8] + struct.pack("<Q", len(gguf.tensors) - 1) + data[16:begin] + infos
+    out.write_bytes(head + bytes(-len(head) % gguf.alignment) + content)
     return out
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import gguf_edit
 import tiny_families
+from gguf_faults import planted, times
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.run.verify_record import Check
 from skill_train.verify.step import VerifyRequest, verify
 
@@ -37,8 +38,7 @@ def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str],
 @pytest.mark.parametrize("family", [pytest.param("qwen3next", marks=pytest.mark.torture), "granitehybrid"])
 def test_a_correct_file_passes_and_a_norm_by_two_percent_does_not(family: str, tmp_path: Path) -> None:
     good = Path(shutil.copy(tiny_families.gguf(family), tmp_path / "good.gguf"))
-    norm = {"blk.1.attn_norm.weight": lambda data: data * 1.02}
-    wrong = gguf_edit.rewrite(good, tmp_path / "norm.gguf", tensors=norm)
+    wrong = planted(read_gguf(good), "blk.1.attn_norm.weight", times(1.02), tmp_path / "norm.gguf").path
     checks = found(family, [good, wrong], tmp_path / "verify.json")
     assert {name: check.detail for (file, name), check in checks.items() if file == "good.gguf"
             and check.verdict != "pass"} == {}  # fmt: skip

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import families
-import gguf_edit
 import gguf_maker
 import merging
 import tiny
 import verify_rows
+from gguf_faults import planted, times
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.merge.step import MergeRequest, merge
 from skill_train.run.verify_record import Check
 from skill_train.verify.step import VerifyRequest, verify
@@ -112,11 +113,8 @@ def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> No
     """One norm 2 % larger."""
     work = made["work"]
     (work / "wrong").mkdir(exist_ok=True)
-    wrong = gguf_edit.rewrite(
-        work / "gguf" / "model-f16.gguf",
-        work / "wrong" / "model-f16.gguf",
-        tensors={"blk.1.attn_norm.weight": lambda data: data * 1.02},
-    )
+    right, wrong = read_gguf(work / "gguf" / "model-f16.gguf"), work / "wrong" / "model-f16.gguf"
+    planted(right, "blk.1.attn_norm.weight", times(1.02), wrong)
     assert checks(made, wrong)["logits"].verdict != "pass"
 
 
