@@ -155,7 +155,9 @@ def test_a_step_between_full_layers_of_a_model_without_any() -> None:
     assert check.verdict == "warn" and "attention.sliding_window_pattern" in check.detail
 
 
-@pytest.mark.parametrize("family", ["bloom", "gpt2-plain", "gptneox", "mpt"])
+@pytest.mark.parametrize(
+    "family", tiny_families.by_default(("bloom", "gpt2-plain", "gptneox", "mpt"), {*CHOSEN, "bloom"})
+)
 def test_heads_that_the_model_does_not_know_change_nothing(family: str) -> None:
     """A config.json may state what its class in transformers never reads."""
     config, gguf = files(family)
@@ -174,9 +176,11 @@ def test_a_constant_of_the_converter_is_told_and_no_failure() -> None:
 
 def test_infinity_as_transformers_writes_it() -> None:
     """Mamba's longest step of time is infinite: without its class, what config.json leaves out would not be known."""
-    config, gguf = files("bamba")
+    config, gguf = files("granitehybrid")
     assert config["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
-    wrong = replace(gguf, metadata={**gguf.metadata, "granitehybrid.attention.head_count_kv": 2})
+    assert config.pop("mamba_d_conv") == 4
+    assert check_metadata(gguf, config).verdict == "pass"
+    wrong = replace(gguf, metadata={**gguf.metadata, "granitehybrid.ssm.conv_kernel": 5})
     assert check_metadata(wrong, config).verdict == "fail"
 
 
