@@ -52,7 +52,7 @@ def _encoder(kind: str, folder: Path) -> Encoder:
 def _write(folder: Path, kind: str) -> list[str]:
     sizes = SIZES if kind == "qwen3-vl" else SIZES + LARGE
     for width, height in sizes:
-        picture_pairs.picture(width, height, seed=width).save(folder / f"{width}x{height}.png")
+        picture_pairs.picture(width, height, seed=width).save(folder / f"{width}x{height}.png", compress_level=1)
     for stored in KINDS:
         image = picture_pairs.stored(stored)  # as it lies in a file, so its bytes are written as they are
         (folder / stored).write_bytes(_bytes(image))
