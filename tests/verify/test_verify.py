@@ -87,7 +87,8 @@ def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
 
 def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) -> None:
     made = gguf_maker.exported("gpt2")
-    record = proof(made, tmp_path / "verify.json", rows=verify_rows.texts(made.base, 3), tokens=100)
+    files = [made.file("f16"), made.file("q4_k_m")]
+    record = proof(made, tmp_path / "verify.json", ggufs=files, rows=verify_rows.texts(made.base, 3), tokens=100)
     assert complaints(record) == []
     names = {check.name for check in record.checks if check.file == "model-q4_k_m.gguf"}
     assert names == CHECKS - {"chat_template"}
