@@ -152,6 +152,14 @@ def test_what_torch_does_not_read_may_differ(start: Start, changed: dict[str, st
     assert process.communicate()[0] == "True\n"
 
 
+def test_a_start_of_the_converter_needs_no_other_imports(start: Start) -> None:
+    """transformers reads how loud it is when it is imported, and once more in the start: 30 warns, 40 tells errors."""
+    program = "import os; from transformers import logging; print(logging.get_verbosity(), os.getppid())"
+    settings: list[dict[str, str]] = [{}, QUIET | {"TRANSFORMERS_VERBOSITY": "error"}, {}]
+    levels, parents = zip(*(start(program, **more).communicate()[0].split() for more in settings), strict=True)
+    assert (levels, len(set(parents))) == (("30", "40", "30"), 1)
+
+
 def test_it_finds_its_own_folder_for_temporary_files(start: Start, tmp_path: Path) -> None:
     """torch looks for one when it is imported, which Python keeps."""
     process = start("import sys, tempfile; print('torch' in sys.modules, tempfile.gettempdir())", TMPDIR=str(tmp_path))

@@ -49,12 +49,14 @@ SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 # At an import, for which they are left out. Telemetry is off with or without two of them. Proxies, certificates, the
-# folder of temporary files and the settings of hf_xet are read when something is first asked for.
+# folder of temporary files and the settings of hf_xet are read when something is first asked for. llama.cpp is there
+# before; `_as_loud_as_told` has transformers read its own variable again.
 READ_BY_NO_LIBRARY = (
     "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES", "TMPDIR", "SSL_CERT_FILE",
     "PYTHONPATH", "ACCELERATOR", "CPU_CORES", "JOB_ID", "MEMORY",
     "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE", "PYTHONUTF8",
     "HF_XET_CLIENT_", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
+    "GGML_NO_BACKTRACE", "TRANSFORMERS_VERBOSITY",
 )  # fmt: skip
 FIRST = {
     "training": (
@@ -88,7 +90,9 @@ STAND_INS = {
 }
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
-ENVIRONMENTS = 3  # at most so many processes that have imported everything; each keeps 0.3 GB
+# At most so many processes that have imported everything. Each keeps 150 MB, or 20, or 35; the tests have four
+# environments for trainings: without a Hub, with one, of a job, and of the converter where there is a Hub.
+ENVIRONMENTS = {"training": 4, "worker": 8, "command": 8}
 
 
 class WarmStart:
@@ -169,7 +173,7 @@ class _Environments:
         if key in self.sockets:
             self.sockets[key] = self.sockets.pop(key)  # the last one that was asked for
             return self.sockets[key]
-        if len(self.sockets) == ENVIRONMENTS:
+        if len(self.sockets) == ENVIRONMENTS[self.kind]:
             self.sockets.pop(next(iter(self.sockets))).close()  # it ends when it has started what it was asked to
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
@@ -337,6 +341,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | request["environment"])
     tempfile.tempdir = None  # looked for by torch, when it was imported
+    _as_loud_as_told()
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.executable = request["executable"]  # what it starts comes here too
     program = request["arguments"]
@@ -357,6 +362,13 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
             else partial(start, sys.argv[0], run_name="__main__")
         )
     )
+
+
+def _as_loud_as_told() -> None:
+    """What transformers makes of TRANSFORMERS_VERBOSITY when it is imported. It was a quarter of all environments."""
+    if logging := sys.modules.get("transformers.utils.logging"):
+        logging._reset_library_root_logger()
+        logging._configure_library_root_logger()
 
 
 def _forget_what_is_found_elsewhere() -> None:
