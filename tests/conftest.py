@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import shared_runs
+import tiny
 from command_child import Commands
 from warm_start import WarmStart
 
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SKILL_TRAIN_CACHE"] = str(_own_cache(Path(_temporary.name) / "skill-train", _shared))
     os.environ.update(_environment(Path(_temporary.name)))
     os.environ.setdefault(shared_runs.FOLDER, str(Path(_temporary.name) / "shared"))  # the first process says it to all
+    os.environ.setdefault(tiny.CACHE, os.environ["SKILL_TRAIN_CACHE"])
     for name in _TOKENS:
         os.environ.pop(name, None)
     starts_others = bool(getattr(config.option, "tx", None))

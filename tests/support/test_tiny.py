@@ -74,3 +74,10 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     )
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second, other)]
     assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_test_with_a_cache_of_its_own_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabularies = tiny.vocab_folder()
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    assert tiny.vocab_folder() == vocabularies
+    assert list(tmp_path.iterdir()) == []

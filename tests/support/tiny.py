@@ -15,6 +15,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import tiny_vocab
 
 KINDS = ("qwen2", "qwen3", "llama-bpe", "llama-spm", "llama-chatml", "mistral", "gemma", "gpt2", "phi3")
 _FILES = ("tiny.py", "tiny_vocab.py", "tiny_templates.py")
+CACHE = "SKILL_TRAIN_SHARED_CACHE"  # of all tests, as `conftest` says it: one of them may have an empty one of its own
 
 
 def cached(kind: str, **options: Any) -> Path:
@@ -57,7 +59,8 @@ def vocab_folder() -> Path:
     """The folder of `ggml-vocab-*.gguf` files in the source of the installed llama-cpp-python, fetched when missing."""
     from skill_train.llama import get_converter
 
-    return get_converter.fetch().folder / "models"
+    shared = Path(os.environ.get(CACHE, "")) / f"llama.cpp-{metadata.version('llama-cpp-python')}"
+    return (shared if shared.is_dir() else get_converter.fetch().folder) / "models"
 
 
 def build(
