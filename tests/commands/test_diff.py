@@ -20,7 +20,7 @@ from skill_train.core.resources import train_program
 from skill_train.program.main import main
 from skill_train.program.split import feeding_order
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads", "short_answers")]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import training
 from skill_train.model import sidecar_files
 from skill_train.program.main import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads", "short_answers")]
 
 FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
 

@@ -25,7 +25,7 @@ from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import build_trainer
 from skill_train.program.watch import Watch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_answers")]
 
 WHOLE = {"modules_to_save": ["lm_head", "embed_tokens"]}
 
@@ -49,11 +49,11 @@ def test_the_adapter_of_a_quantized_base(
 def test_a_restart_goes_on_in_the_same_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """PEFT 0.21 makes an adapter that it reads float32."""
     _pretend_quantized(monkeypatch)
-    run = training.write_run(tmp_path / "run", placement={"dtype": dtype})
+    run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=4)
     assert main([str(run / "plan.json")]) == 0
     straight, types = (run / "adapter" / "adapter_model.safetensors").read_bytes(), _types(run / "adapter")
     shutil.rmtree(run / "adapter")
-    shutil.rmtree(run / "checkpoints" / f"checkpoint-{training.STEPS}")
+    shutil.rmtree(run / "checkpoints" / "checkpoint-4")
     (run / "train.json").unlink()
     assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _types(run / "adapter") == types
@@ -94,6 +94,7 @@ def test_a_module_that_trains_whole_on_a_float16_base(tmp_path: Path, modules: l
         placement={"dtype": "float16"},
         modules_to_save=modules,
         learning_rate=2e-3,
+        max_steps=4,
     )
     assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())

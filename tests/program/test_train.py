@@ -26,7 +26,7 @@ from skill_train.program.folders.checkpoints import is_complete
 from skill_train.program.main import main
 from skill_train.recipe.fields import OPTIMIZERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads", "short_answers")]
 
 
 # --- A whole run ---
@@ -175,9 +175,16 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(killed: Path, straight: Path, tmp_path: Path) -> None:
-    run = _copied(killed, tmp_path)
+@pytest.fixture(scope="module")
+def resumed(killed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the long answers of the program, as the two before it."""
+    run = _copied(killed, tmp_path_factory.mktemp("resumed"))
     assert main([str(run / "plan.json"), "--resume"]) == 0
+    return run
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(resumed: Path, straight: Path) -> None:
+    run = resumed
     assert _adapter(run) == _adapter(straight)
     lines = training.metrics(run)
     assert [line["step"] for line in lines] == list(range(1, training.STEPS + 1))
