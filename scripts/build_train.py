@@ -2,6 +2,7 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
+Of a function's docstring it has the first paragraph; the parts have the rest.
 """
 
 from __future__ import annotations
@@ -41,13 +42,26 @@ def join(folder: Path) -> str:
     modules = {path.with_suffix("").as_posix() for path in paths}
     if modules != set(PARTS):
         raise SystemExit(f"{folder}: PARTS and the modules differ by {', '.join(sorted(modules ^ set(PARTS)))}")
-    sources = {part: (folder / f"{part}.py").read_text(encoding="utf-8") for part in PARTS}
+    sources = {part: shortened((folder / f"{part}.py").read_text(encoding="utf-8")) for part in PARTS}
     trees = {part: ast.parse(source) for part, source in sources.items()}
     check_imports(trees)
     check_names(trees)
     head = sources["main"].partition("from __future__")[0]
     bodies = [banner(part, trees[part]) + body(sources[part], trees[part]) for part in PARTS]
     return NOTE + head + imports(trees) + "\n" + "\n\n".join(bodies)
+
+
+def shortened(source: str) -> str:
+    """A source whose functions and classes have only the first paragraph of their docstrings."""
+    lines = source.splitlines(keepends=True)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    texts = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
+    for text in sorted(texts, key=lambda text: -text.lineno):
+        segment = ast.get_source_segment(source, text) or ""
+        first, blank, _ = segment.partition("\n\n")
+        if blank:
+            lines[text.lineno - 1 : text.end_lineno] = [f'{" " * text.col_offset}{first}"""\n']
+    return "".join(lines)
 
 
 def check_imports(trees: dict[str, ast.Module]) -> None:

@@ -244,11 +244,7 @@ def process_figure(file: str, field: str, process: int | str = "self") -> int | 
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """Turns the errors of transformers for a broken model into a `Refused`.
-
-    transformers raises another class of error for every field of a config.json that fits no model. Errors of the
-    network, the disk, memory and GPUs are not changed.
-    """
+    """Turns the errors of transformers for a broken model into a `Refused`."""
     try:
         yield
     except (OSError, ImportError):
@@ -356,13 +352,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
-
-    By default it looks after every 700 new objects, and sometimes at all that there are. Imports and vocabularies make
-    millions of objects that stay. Without this function, and without the same in the converter, `export-gguf` of 10
-    million weights and 152,000 tokens took 20.0 s of the processor, and 15.4 s with them (2026-11-26). A training of 2
-    steps of the demo's model took 10.2 s without it, and 8.1 s with it (2026-11-28).
-    """
+    """Has Python look for cycles of objects only after many new ones, and no more when it ends."""
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)
 
@@ -446,12 +436,7 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they read it.
-
-    Raises:
-        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
-            that are not safetensors files of this folder; or the config claims far more than these hold.
-    """
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do."""
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
 
@@ -567,14 +552,7 @@ class Header(NamedTuple):
 
 
 def safetensors_header(path: Path) -> Header:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
-
-    Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
-    end of the header to the end of the file.
-
-    Raises:
-        Refused: no regular file, or not of this format.
-    """
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`."""
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -743,11 +721,7 @@ def read_foreign(path: Path, most: int) -> bytes:
 
 
 def foreign_json(path: Path) -> Any:
-    """A JSON document that somebody else wrote.
-
-    Raises:
-        Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
-    """
+    """A JSON document that somebody else wrote."""
     most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
     content = read_foreign(path, most)
     if marks_in(content) > most // BYTES_A_VALUE:
@@ -791,11 +765,7 @@ def unsound(path: Path, why: str) -> Refused:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers loads the weights: the single one, or those that the index names. They may be
-    missing.
-
-    Raises:
-        Refused: the index names a file outside the folder or of another kind, or it disagrees with a single file.
-    """
+    missing."""
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
     names = sorted(set(weight_map(folder / INDEX).values()))
@@ -857,11 +827,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 
 def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
-
-    Args:
-        dtype: torch's name of the new dtype of every weight; None if the types did not change.
-    """
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
@@ -969,14 +935,7 @@ def without(path: Path) -> str:
 
 
 def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
-    """What `take` finds in a JSON file that an earlier start wrote.
-
-    Args:
-        otherwise: how to go on without the file.
-
-    Raises:
-        Refused: the file is damaged.
-    """
+    """What `take` finds in a JSON file that an earlier start wrote."""
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -1137,12 +1096,7 @@ def held_out_count(rows: int, fraction: float) -> int:
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
-    """The plan for another try after `error`, with its reason; None if a smaller layout would not help.
-
-    Args:
-        error: of a training that ran out of memory.
-        stage: the last one that it reported. Before the model is loaded, and after training, no batch needs memory.
-    """
+    """The plan for another try after `error`, with its reason; None if a smaller layout would not help."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
@@ -1176,11 +1130,7 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ran out of memory. A killed training gave no reason, and anybody may have killed it.
-
-    Args:
-        kills: `kills_for_memory` from before the training.
-    """
+    """Whether a training certainly ran out of memory. A killed one gave no reason, and anybody may have killed it."""
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
     now = kills_for_memory()
@@ -1227,11 +1177,7 @@ YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 
 def is_left_out(message: Any) -> bool:
-    """Whether the author of an answer leaves it out of the training.
-
-    Raises:
-        Refused: what a key says cannot be done, or two keys contradict each other.
-    """
+    """Whether the author of an answer leaves it out of the training."""
     is_answer = message["role"] == "assistant"
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
     said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
@@ -1308,12 +1254,7 @@ class Message(TypedDict):
 
 class Example(TypedDict):
     """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
-    and `completion`, or a `text`.
-
-    Attributes:
-        trained_messages: the indices of the answers that train.
-        without_template: whether the recipe asks for bare text; only set if the model has a chat template.
-    """
+    and `completion`, or a `text`."""
 
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
@@ -1333,25 +1274,14 @@ class Tokens(TypedDict):
 
 
 class Pictured(TypedDict, total=False):
-    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order.
-
-    Attributes:
-        images: where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run.
-        image_sha256: the digests of their files.
-    """
+    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order."""
 
     images: list[Any]
     image_sha256: list[str]
 
 
 class EncodedRow(Example, Pictured, Tokens):
-    """A line of `samples.jsonl` and `held_out.jsonl`.
-
-    Attributes:
-        row: its number in the data, from 0. `line` is its line in its file.
-        rendered: the text that the template writes.
-        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
-    """
+    """A line of `samples.jsonl` and `held_out.jsonl`."""
 
     row: int
     line: int
@@ -1361,13 +1291,7 @@ class EncodedRow(Example, Pictured, Tokens):
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
-    """One row as the model is to learn it.
-
-    Args:
-        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` or
-            `prompt_completion`, whose texts are joined unchanged; or `text`.
-        columns: the dataset's name of each column, by the format's name.
-    """
+    """One row as the model is to learn it."""
 
     def value(name: str) -> Any:
         return row.get(columns[name]) if name in columns else None
@@ -1500,13 +1424,7 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
     """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
-    text.
-
-    None for a text.
-
-    Args:
-        answer: whether the value is an answer, which may be the bare name of a file.
-    """
+    text."""
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
@@ -2006,11 +1924,7 @@ def too_much(path: Any, size: int, contents: str) -> Refused:
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, in batches that are small enough in memory.
-
-    Raises:
-        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
-    """
+    """The rows of a Parquet file, in batches that are small enough in memory."""
     from pyarrow import parquet
 
     with open(path, "rb") as raw:
@@ -2237,11 +2151,7 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small enough as rows of Python too.
-
-    Raises:
-        Refused: one row, or all rows so far, are larger than a file of this size may hold.
-    """
+    """Batches of Arrow that are small enough as rows of Python too."""
     total = 0
     for batch in batches:
         for part, weight in small_parts(batch, most_at_once(size)):
@@ -2317,11 +2227,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
 
 def json_in_column(text: Any) -> Any:
-    """The value of a column of JSON; null stays.
-
-    Raises:
-        ValueError: it is no JSON, or an object has a key twice (`RepeatedKey`).
-    """
+    """The value of a column of JSON; null stays."""
     return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
@@ -2402,11 +2308,7 @@ def arrow_files(folder: Path) -> Iterator[Path]:
 
 
 def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
-
-    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
-    of a message is the batch.
-    """
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3)."""
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
@@ -2466,12 +2368,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFile(NamedTuple):
-    """A file of rows in a dataset on the Hub.
-
-    Attributes:
-        commit: of the dataset.
-        name: the path of the file in the repository.
-    """
+    """A file of rows in a dataset on the Hub."""
 
     dataset: str
     commit: str
@@ -2498,11 +2395,7 @@ class HubFile(NamedTuple):
 
 
 def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
-    """The file of rows that a recipe names.
-
-    Raises:
-        Refused: no commit says which one, or it lies outside the repository.
-    """
+    """The file of rows that a recipe names."""
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
             f"{name[:200]} is not a file of a commit of {dataset}",
@@ -2527,11 +2420,7 @@ def rows_named(data: str, file: str | None) -> str:
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
     """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
     itself, which a plan names. Of a file of rows on the Hub it is that of the file, and of other data on the Hub where
-    huggingface_hub puts the files of the dataset.
-
-    Args:
-        file, commit: `data_file` and `data_revision` of the recipe.
-    """
+    huggingface_hub puts the files of the dataset."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -2656,11 +2545,7 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 def picture_table(folder: Path, split: str) -> Path | None:
     """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder.
-
-    Raises:
-        Refused: there are several, of which one would be read without a word.
-    """
+    another folder."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -2682,11 +2567,7 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder.
-
-    Raises:
-        Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
-    """
+    """A row of the table with its names of files as seen from the folder."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
@@ -2763,14 +2644,7 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB. What is transparent becomes white.
-
-    Args:
-        folder: of the dataset: paths are relative to it and stay inside. None: paths are refused.
-
-    Raises:
-        Refused: no such file, no picture, too large, too narrow, animated, or broken.
-    """
+    """The picture, upright, as a PIL image in RGB. What is transparent becomes white."""
     from PIL import ImageOps
 
     with opened_picture(source, folder) as (image, _):
@@ -2779,11 +2653,7 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
 
 
 def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
-    """Its size once it is upright, from the header of the file; the pixels are not decoded.
-
-    Raises:
-        Refused: as `read_picture`, but for pixels that are broken.
-    """
+    """Its size once it is upright, from the header of the file; the pixels are not decoded."""
     with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
@@ -2817,10 +2687,7 @@ def picture_path(source: PictureSource) -> str | None:
 
 
 class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them.
-
-    `known` are digests of files that need not be read again, by the paths in the rows.
-    """
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
 
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -2842,11 +2709,7 @@ class PicturesDigest:
 
 @contextmanager
 def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
-    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file.
-
-    Any error of Pillow in the block, whatever its class, is a refusal: damaged files raise struct.error, IndexError and
-    more.
-    """
+    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file."""
     from PIL import Image
 
     name = picture_name(source)
@@ -2917,11 +2780,7 @@ def picture_name(source: PictureSource) -> str:
 
 
 def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
-    """The content of the file.
-
-    Raises:
-        Refused: it cannot be read, or is too large.
-    """
+    """The content of the file."""
     with picture_file(source, folder) as file:
         return file.read()
 
@@ -2975,11 +2834,7 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
 
 
 def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
-    """The file that a row names, which need not exist, and in words where it must lie.
-
-    Raises:
-        Refused: it is an address, or lies outside the folder of the data.
-    """
+    """The file that a row names, which need not exist, and in words where it must lie."""
     name = path[:200]
     if "://" in path:
         expected = "a file beside the data, or the bytes of the picture in the row"
@@ -3019,14 +2874,7 @@ PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the las
 
 
 def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
-    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
-
-    A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
-    column `images`. Pictures of a row without any such place come before the first question.
-
-    Raises:
-        Refused: another number of places than pictures, or a picture in an answer.
-    """
+    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order."""
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
     waiting, pictures = list(column_pictures), list[PictureSource]()
@@ -3221,12 +3069,7 @@ def tells_which_picture(column: str, value: Any) -> bool:
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video.
-
-    Args:
-        columns: those that it reads.
-        pictures: the model reads those of the format's own column. Then others may tell which they are.
-    """
+    """A column that training would not read, and that contains images, audio or video."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:
@@ -3274,11 +3117,7 @@ def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
 
 
 def require_engine(recipe: Mapping[str, object], kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would."""
     if kind not in ENGINE_FAMILIES:
         raise Refused(
             f"preprocess: engine is not known for the family {kind}",
@@ -3306,14 +3145,7 @@ class TileGrid(NamedTuple):
 
 
 class Engine:
-    """llama.cpp's way to prepare pictures for one model.
-
-    Attributes:
-        patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
-        square: pixels along the square of one token (Qwen-VL, Pixtral, Mistral 3).
-        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
-        longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
-    """
+    """llama.cpp's way to prepare pictures for one model."""
 
     def __init__(self, processor: Any) -> None:
         """`processor` is an `ImageProcessor`."""
@@ -3422,10 +3254,7 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, with a number of pixels within the limits.
-
-    As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
-    """
+    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits."""
     least, most = limits
 
     def squares(side: float) -> float:
@@ -3517,16 +3346,7 @@ _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the
 @dataclass
 class ImageProcessor:
     """The settings of a model's image processor, by the names that transformers gives them. Those of other families are
-    the values below.
-
-    Attributes:
-        kind: the model type in config.json.
-        size: of Qwen-VL the least and the most pixels, under Qwen's names `shortest_edge` and `longest_edge`.
-        max_image_size: the side of a tile (SmolVLM, Idefics3).
-        count: tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3).
-        square: pixels along the square of patches that one token stands for (Mistral 3, Pixtral).
-        tower_side: `image_size` of the tower in config.json, where llama.cpp's converter finds the side of a picture.
-    """
+    the values below."""
 
     kind: str
     size: dict[str, int]
@@ -3543,13 +3363,7 @@ class ImageProcessor:
 
 
 class PictureTokens(NamedTuple):
-    """What the language model reads of a picture.
-
-    Attributes:
-        parts: tokens that stand for parts of it.
-        around: tokens that are written around them: marks, and ends of lines.
-        read: pictures that the tower reads one by one: the picture, or its tiles and a small copy of it.
-    """
+    """What the language model reads of a picture."""
 
     parts: int
     around: int
@@ -3557,15 +3371,7 @@ class PictureTokens(NamedTuple):
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
-    """The image processor of a model of `PROCESSOR_DEFAULTS`.
-
-    Args:
-        config: its config.json.
-        files: the documents of `PROCESSOR_FILES` by name, without those that the model does not have.
-
-    Raises:
-        Refused: there is no such file, or it says something that this arithmetic does not follow.
-    """
+    """The image processor of a model of `PROCESSOR_DEFAULTS`."""
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
     own = nested if nested is not None else files.get(OWN_FILE)
@@ -3654,11 +3460,7 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
-    picture that is not divided). Gemma 3 divides none.
-
-    Raises:
-        Refused: nothing of the picture is left.
-    """
+    picture that is not divided). Gemma 3 divides none."""
     if processor.kind == "gemma3":
         return TileGrid(1, 1)
     if engine is not None:
@@ -3738,11 +3540,7 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the `size` of a processor, each family in its own terms.
-
-    Raises:
-        Refused: the family has no such limit.
-    """
+    """Sets the recipe's limits in the `size` of a processor, each family in its own terms."""
     if least is None and most is None:
         return
     if kind.startswith("qwen"):
@@ -3793,12 +3591,7 @@ TYPE_NAMES = {
 
 
 class Places(NamedTuple):
-    """How a family writes pictures into a text.
-
-    Attributes:
-        mark: the token that the chat template writes for a picture.
-        token: the token that stands for a part of a picture; the tower's output takes its place.
-    """
+    """How a family writes pictures into a text."""
 
     mark: str
     token: str
@@ -3816,14 +3609,7 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
-    """How one model reads pictures, with the pixel limits of a recipe.
-
-    Attributes:
-        settings: of its image processor, by which tokens are counted.
-        folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
-        engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
-        mark: what stands for a picture in a rendered text.
-    """
+    """How one model reads pictures, with the pixel limits of a recipe."""
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
         require_pillow()
@@ -3886,11 +3672,7 @@ class Pictures:
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
         """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
-        start and end in the text before, and how far they are moved.
-
-        Raises:
-            Refused: the chat template wrote another number of marks.
-        """
+        start and end in the text before, and how far they are moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -3952,11 +3734,7 @@ class Pictures:
         return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
-        """The pictures of an encoded row, as PIL images.
-
-        Raises:
-            Refused: the file of one is not what it was when the row was encoded.
-        """
+        """The pictures of an encoded row, as PIL images."""
         from PIL import Image
 
         encoded = zip(row.get("images") or (), row.get("image_sha256") or (), strict=True)
@@ -3974,10 +3752,7 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes beside the ids: for the pictures of each row, as PIL images.
-
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
-        """
+        """What the model takes beside the ids: for the pictures of each row, as PIL images."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -4088,11 +3863,7 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
-    """The content of a picture's file, which has this digest since its row was encoded.
-
-    Raises:
-        Refused: it has another one. Its checks, and the record of what was fed, would be of the earlier picture.
-    """
+    """The content of a picture's file, which has this digest since its row was encoded."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:
@@ -4226,14 +3997,7 @@ def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
-    number.
-
-    A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
-    file holds.
-
-    Args:
-        config, revision, file: of a dataset on the Hub, as in the recipe.
-    """
+    number."""
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
         rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
@@ -4261,11 +4025,7 @@ class RowsRecipe(TypedDict):
 
 
 def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
-
-    Args:
-        digests: digests of pictures that need not be read again, by the paths in the rows.
-    """
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
     rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
@@ -4303,11 +4063,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """Every row of a file, and what is not a row as `Broken`.
-
-    Raises:
-        Refused: the kind of file is unknown, a line or a document is too long, or two columns have one name.
-    """
+    """Every row of a file, and what is not a row as `Broken`."""
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from json_lines(path)
@@ -4418,11 +4174,7 @@ def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a dataset, from 1 as an editor counts.
-
-    Raises:
-        Refused: it is a pipe or a device, or a line is too long. Of such a line only the limit is read.
-    """
+    """The lines of a dataset, from 1 as an editor counts."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
@@ -4432,12 +4184,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """The text of a dataset that is one document.
-
-    Raises:
-        Refused: it is a pipe or a device, or too large. It is not read then.
-        UnicodeDecodeError: no UTF-8.
-    """
+    """The text of a dataset that is one document."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
@@ -4463,11 +4210,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document. None for a file that is not one document.
-
-    Raises:
-        Refused: an object has a key twice.
-    """
+    """The items of a JSON document. None for a file that is not one document."""
     try:
         text = whole_text(path)
         return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
@@ -4894,13 +4637,7 @@ def flash_attention_runs(dtype: str, capability: tuple[int, int]) -> bool:
 
 
 def repeat_shared_heads() -> None:
-    """Lets transformers repeat the keys and values that several query heads share, before attention.
-
-    On CUDA only the flash kernel reads shared heads. Where it does not run, transformers 5.23 has torch fall back to
-    the kernel that keeps every attention score for the backward pass (huggingface/transformers#45776): 0.35 GB more
-    for 512 tokens of Qwen2.5-0.5B in float32 (bench/estimates), 16 times that for 2,048. The memory-efficient kernel
-    keeps none, and takes repeated heads.
-    """
+    """Lets transformers repeat the keys and values that several query heads share, before attention."""
     from transformers.integrations import sdpa_attention
 
     if hasattr(sdpa_attention, "use_gqa_in_sdpa"):
@@ -4999,14 +4736,7 @@ def held_out_rows(
     images: list[list[str]] | None = None,
 ) -> set[int]:
     """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
-    out or trained together: for a model that has seen such a row, the question is not new.
-
-    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
-    pictures or questions leave too few rows, they do not decide.
-
-    Args:
-        images: the digests of the pictures of each row.
-    """
+    out or trained together: for a model that has seen such a row, the question is not new."""
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
     keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
@@ -5138,11 +4868,7 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
-    """Row indices in the order in which they are fed: one seeded shuffle an epoch.
-
-    The order is made here, and the trainer reads it in sequence. So it is the same for every batch split and number of
-    processes. With the library's own sampler it would not be.
-    """
+    """Row indices in the order in which they are fed: one seeded shuffle an epoch."""
     shuffler = random.Random(seed)
     order: list[int] = []
     while len(order) < needed:
@@ -5204,10 +4930,7 @@ def template_of_processor(model: str, revision: str | None) -> str | None:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it.
-
-    Training uses tokenizer.json. For most families that have both, llama.cpp's converter reads tokenizer.model.
-    """
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it."""
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
@@ -5232,12 +4955,7 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
-    """The tokenizer with the ids of llama.cpp.
-
-    llama.cpp makes the ids of tokenizer.json, whatever class tokenizer_config.json names (measured for each class of
-    transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
-    text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
-    """
+    """The tokenizer with the ids of llama.cpp."""
     # Not transformers.AutoTokenizer: the converter has another there.
     from transformers.models.auto import AutoTokenizer
 
@@ -5257,11 +4975,7 @@ def follows_its_file(tokenizer: Any) -> bool:
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file.
-
-    llama.cpp joins pieces by their scores, and puts a space before the text if the file says so. transformers 5.23
-    joins them by their ids, and decides about the space by the class.
-    """
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
@@ -5342,10 +5056,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
-    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word.
-
-    llama.cpp has one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
-    """
+    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word."""
     if not tokenizer.is_fast:
         return tokenizer
     from tokenizers import normalizers
@@ -5424,10 +5135,7 @@ ARGUMENTS_READ = (
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
-
-    Only the main thread can be interrupted. There is no limit in another one.
-    """
+    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -5563,12 +5271,7 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
-
-        A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
-        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins
-        with the first of them, and an end token, which is trained so that the model learns to stop.
-        """
+        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span."""
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
@@ -5651,11 +5354,7 @@ class Encoder:
             )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
-        """The messages with the arguments of their calls as this template takes them.
-
-        OpenAI's format has them as JSON text. Some templates join it as it stands, others escape its quotes, or read
-        the object. Those get the object, and the example keeps it: whoever renders the row again gets the same text.
-        """
+        """The messages with the arguments of their calls as this template takes them."""
         probed = with_each_arguments(messages, lambda _: CALL_MARK)
         if probed == messages:
             return messages
@@ -5666,10 +5365,7 @@ class Encoder:
         return with_each_arguments(messages, lambda text: json_value(text, "the arguments of a call") if text else {})
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
-        """The span of one answer: its text, its calls of tools, and the token that ends the turn.
-
-        It starts where the generation prompt ends, because from there on the model writes.
-        """
+        """The span of one answer: its text, its calls of tools, and the token that ends the turn."""
         messages, tools = example["messages"], example["tools"]
         calls = bool(messages[index].get("tool_calls"))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
@@ -5693,10 +5389,7 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The span of the answer without the token that ends it.
-
-        The text and calls of the answer are replaced by a mark. What is the same around the mark is not the answer.
-        """
+        """The span of the answer without the token that ends it."""
         messages = example["messages"]
         marked = messages[index] | {"content": MARK}
         marked.pop("tool_calls", None)
@@ -5853,11 +5546,7 @@ SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
-    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16.
-
-    TRL (1.16) makes the adapter of a quantized base bfloat16 in any case. PEFT (0.21) leaves a module that trains whole
-    in the type of the base. On CUDA, the scaler of float16's gradients accepts neither.
-    """
+    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16."""
     import torch
 
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -5869,11 +5558,7 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 def require_float32(optimizer: Any) -> None:
     """Checks, before the first step, that an optimizer trains only float32 weights. Gradients of other types cannot be
-    scaled for float16.
-
-    Raises:
-        Refused: a weight has another type.
-    """
+    scaled for float16."""
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
@@ -5900,15 +5585,7 @@ def keep_input_types(model: Any) -> None:
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
-    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
-
-    The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
-    mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
-    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
-
-    Args:
-        fused: whether TRL's own fused head is fast on this device. It is then used if it can score this model.
-    """
+    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU."""
     import functools
     import types
 
@@ -5973,12 +5650,7 @@ def log_probs_function() -> Any:
     import torch
 
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
-        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
-
-        d log p / d logits = one at the label - softmax(logits). If the weight is frozen, the gradient of `hidden` is
-        computed in the forward pass, while the logits of a chunk exist. If it trains, the backward pass computes the
-        logits again.
-        """
+        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens]."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
@@ -6085,11 +5757,7 @@ def is_full(recipe: Recipe) -> bool:
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """The type of the weights. A frozen base has the type of the computation.
-
-    Weights that train are float32, and autocast computes in the placement's type. bfloat16 has 8 bits, so a step that
-    moves a weight by less than 1/256 of it would change nothing. `pure_bf16` accepts that.
-    """
+    """The type of the weights. A frozen base has the type of the computation."""
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
@@ -6137,11 +5805,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 # Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter. The names of targets alone would hit the tower too, which has its own `q_proj`.
-
-    Of the language model these are the recipe's targets, as a regular expression; of the other parts that were chosen,
-    all linear layers, by their full names.
-    """
+    """The modules that get an adapter. Names of targets alone would hit the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -6159,10 +5823,7 @@ def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list
 
 
 def check_experts(config: Any, model: Any) -> None:
-    """Refuses targets by the names that experts had before transformers 5.
-
-    PEFT makes one adapter for all experts of such names, in dense layers too. `skill-train merge` has no rule for it.
-    """
+    """Refuses targets by the names that experts had before transformers 5."""
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
@@ -6299,10 +5960,7 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them, and
-    damaged ones get another name.
-
-    Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
-    """
+    damaged ones get another name."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -6323,11 +5981,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
-    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves.
-
-    A run may continue with another number of processes, because the same rows are fed in the same batches. Only dropout
-    is drawn anew, since each process has its own.
-    """
+    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -6344,11 +5998,7 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
     """Refuses to go on with other weights than those that `environment.json` of the earlier start names. Earlier
-    versions recorded none.
-
-    Raises:
-        Refused: a weight file of the base has changed.
-    """
+    versions recorded none."""
     path = folder / "environment.json"
     anew = "train into a new --run-dir"
     recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
@@ -6372,13 +6022,7 @@ class Fed(TypedDict):
 
 
 class StepLine(Fed):
-    """One line of `metrics.jsonl`.
-
-    Attributes:
-        start: which start of the program made the step.
-        job: id in Hugging Face Jobs. The next job of a run may have another machine.
-        memory_bytes: the highest use so far, by kind.
-    """
+    """One line of `metrics.jsonl`."""
 
     step: int
     steps: int
@@ -6593,10 +6237,7 @@ class Watch:
 
     def asked_to_stop(self, device: Any) -> bool:
         """Whether a signal reached any of the processes. All must stop after the same step, or the rest would wait for
-        ever.
-
-        Processes whose launcher was killed would continue alone. They notice it by another parent process.
-        """
+        ever."""
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
             self.problem = self.problem or self.interruption()
@@ -6847,11 +6488,7 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 
 def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
     """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
-    returns, it exists for all processes.
-
-    Args:
-        pictures: of the training; the limits of their size go into the files of the whole model.
-    """
+    returns, it exists for all processes."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -6891,11 +6528,7 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
     """Copies tokenizer, template and configs of the base, byte for byte. Converters may not read what transformers
-    saves.
-
-    In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
-    model has its own card.
-    """
+    saves."""
     for new_file in part.iterdir():
         if ".safetensors" not in new_file.name:
             new_file.unlink()
@@ -6911,10 +6544,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
-
-    A weight that is tied to another one has a second name here, which is left out.
-    """
+    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -6975,10 +6605,7 @@ class Environment(TypedDict):
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
-    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
-
-    `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
-    """
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction."""
     import platform
     from importlib import metadata
 
@@ -7391,11 +7018,7 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id.
-
-    Raises:
-        Refused: its .gitignore names a file of this commit or of the result.
-    """
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -7728,11 +7351,7 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to our output and into train.log.
-
-    A signal to us is passed on to it. It then saves a checkpoint and ends, and everything is stored before we end. It
-    stays in our process group, so that killing the group leaves no process behind.
-    """
+    """The training program. Its output goes to our output and into train.log."""
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
@@ -7909,12 +7528,7 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
-        """A folder of hard links to the files of a checkpoint.
-
-        The trainer removes a checkpoint when there are two newer ones, so a slow bucket would never get a whole one.
-        Returns the checkpoint itself if the disk has no hard links, or no room for two more checkpoints: the trainer
-        writes them while the links still hold the bytes of this one.
-        """
+        """A folder of hard links to the files of a checkpoint."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:
@@ -7970,10 +7584,7 @@ def fetch_result(bucket: Path, work: Path) -> bool:
 
 
 def restore(bucket: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was stored whole, the lines of its steps, and the log of earlier starts.
-
-    A torn checkpoint stays in the bucket, because the mount may only show an old state of it.
-    """
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts."""
     if (bucket / "train.log").is_file():
         copy_file(bucket / "train.log", work / "train.log")
     for checkpoint in numbered(bucket / "checkpoints"):
@@ -8130,10 +7741,7 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
-
-    The file of a picture has its digest as its name, so a picture of many rows is kept once.
-    """
+    """The rows for a file of the run, with their pictures under `images/` of the run's folder."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -8165,12 +7773,7 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
-
-    Args:
-        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
-        named: the user named the columns, and leaves out the others.
-    """
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed."""
     encode = Encoder(recipe, tokenizer, pictures)
     if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named

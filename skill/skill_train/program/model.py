@@ -314,7 +314,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 # Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter. The names of targets alone would hit the tower too, which has its own `q_proj`.
+    """The modules that get an adapter. Names of targets alone would hit the tower too, which has its own `q_proj`.
 
     Of the language model these are the recipe's targets, as a regular expression; of the other parts that were chosen,
     all linear layers, by their full names.

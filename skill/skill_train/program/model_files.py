@@ -76,7 +76,7 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they read it.
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do.
 
     Raises:
         Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files

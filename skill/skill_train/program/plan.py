@@ -175,7 +175,7 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ran out of memory. A killed training gave no reason, and anybody may have killed it.
+    """Whether a training certainly ran out of memory. A killed one gave no reason, and anybody may have killed it.
 
     Args:
         kills: `kills_for_memory` from before the training.

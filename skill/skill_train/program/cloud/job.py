@@ -383,7 +383,7 @@ def fetch_result(bucket: Path, work: Path) -> bool:
 
 
 def restore(bucket: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was stored whole, the lines of its steps, and the log of earlier starts.
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts.
 
     A torn checkpoint stays in the bucket, because the mount may only show an old state of it.
     """

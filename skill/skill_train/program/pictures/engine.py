@@ -184,7 +184,7 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, with a number of pixels within the limits.
+    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits.
 
     As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
     """
