@@ -7033,7 +7033,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
         api.create_repo(repo, private=True, exist_ok=True)
         asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
         api.preupload_lfs_files(repo, asked)
-        if left_out := [each.path_in_repo for each in asked if each._should_ignore]:
+        if left_out := [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)]:
             raise Refused(
                 f"the .gitignore of {repo} leaves out {', '.join(left_out)}",
                 code="output_changed",

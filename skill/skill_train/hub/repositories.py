@@ -125,7 +125,11 @@ def upload_dataset(folder: Path, name: str) -> str:
             files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             asked = [CommitOperationAdd(file, b"") for file in files]  # an empty file is not sent
             api().preupload_lfs_files(name, asked, repo_type="dataset")
-            require_none(name, "is in its .gitignore", [each.path_in_repo for each in asked if each._should_ignore])
+            require_none(
+                name,
+                "is in its .gitignore",
+                [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)],
+            )
         commit = api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )
