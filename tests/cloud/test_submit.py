@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
@@ -243,6 +245,8 @@ def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
 
 def test_a_cloud_plan_is_run_as_it_is(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     _, commands, home = desk
+    layers = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]  # a recipe of a run names them
+    add_model(hub, weights=save({name: np.zeros((2, 2), np.float16) for name in layers}))
     arguments = ("plan", *SAID, "--flavor", "l4x1", "--out", "plan.json")
     planned = commands.run(here, hub.environment(home), *arguments)
     assert planned.answer["next"] == ["skill-train submit plan.json"]

@@ -99,7 +99,8 @@ def test_a_job_pushes_to_no_other_host(desk: Any, elsewhere: Elsewhere, tmp_path
     program = (
         "import json, train\n"
         "try:\n"
-        "    train.commit({'policy': {'hub_model_id': 'me/new'}}, {'a.txt': b'a row'}, 'x')\n"
+        "    plan = {'policy': {'hub_model_id': 'me/new'}, 'recipe': {'finetuning_type': 'lora'}}\n"
+        "    train.commit(plan, {'a.txt': b'a row'}, 'x')\n"
         "except train.Refused as refused:\n"
         "    print(json.dumps(refused.error))\n"
     )

@@ -63,7 +63,7 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(warm_python: Path, tmp_pat
 @pytest.mark.usefixtures("_hears_of_its_terminal")
 def test_a_command_that_is_asked_to_end_says_how_to_go_on(warm_python: Path, tmp_path: Path, how: int, at: str) -> None:
     """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
-    _write(tmp_path, steps=10 * STEPS)  # it never comes to the end, however late the signal is
+    _write(tmp_path)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with _started(tmp_path, warm_python, pipes) as process:
         next(line for line in process.stderr or () if line.startswith(at))
@@ -117,9 +117,9 @@ def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None
     assert all("event" in json.loads(line) for line in done.stdout.splitlines())
 
 
-def _write(folder: Path, steps: int = STEPS) -> None:
+def _write(folder: Path) -> None:
     tiny.write_rows(folder / "rows.jsonl", 24)
-    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {steps}\neffective_batch_size: 2\n"
+    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {STEPS}\neffective_batch_size: 2\n"
     (folder / "recipe.yaml").write_text(recipe + "max_length: 96\n")
 
 

@@ -331,8 +331,9 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         setattr(sys, name, _stream(number, getattr(sys, name)) if number in request["files"] else None)
         setattr(sys, f"__{name}__", getattr(sys, name))
-    for number in request["ignored"]:
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # whatever the tests were started with, as by nohup
+        own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else own)
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_limit"])
     os.sched_setaffinity(0, request["cores"])
     os.setpgid(0, 0)

@@ -252,7 +252,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         share_weights(part, next(part.glob("*config.json")))
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
-            add_stops(part, trainer.processing_class.unlisted_ends)
+            add_stops(part, getattr(trainer.processing_class, "unlisted_ends", ()))
             if pictures is not None:
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
@@ -396,7 +396,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
         "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
-        "stops": sorted(trainer.processing_class.unlisted_ends),
+        "stops": sorted(getattr(trainer.processing_class, "unlisted_ends", ())),
     }
 
 
