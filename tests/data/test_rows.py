@@ -389,6 +389,15 @@ def test_rows_are_not_merged_by_quotes_that_are_text(tmp_path: Path, name: str, 
         numbered(path.read_bytes(), name, whole=False)
 
 
+def test_the_quotes_of_a_table_with_commas_are_its_own(tmp_path: Path) -> None:
+    """Each line of these rows would be a row too, if the quotes were text."""
+    rows = [[f"Two pairs {number}", f"Pairs:\na{number}, b\nc, d"] for number in range(30)]
+    with open(tmp_path / "rows.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["prompt", "completion"], *rows])
+    read = [[*row.values()] for _, row in iter_rows(str(tmp_path / "rows.csv"), split="train")]
+    assert read == rows
+
+
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 @pytest.mark.parametrize(("name", "sign"), [("rows.tsv", "\t"), ("rows.csv", ",")])
 def test_line_breaks_in_quotes_are_read_where_the_table_shows_its_quotes(

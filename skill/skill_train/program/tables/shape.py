@@ -43,12 +43,13 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
-    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others."""
+    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
+    that write commas between cells quote a text with a comma or a line break."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
         return 0
-    return 1 if set(counts) != {columns} else -(len(counts) > 1)
+    return 1 if set(counts) != {columns} else -(len(counts) > 1 and sign != ",")
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
