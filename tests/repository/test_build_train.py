@@ -60,6 +60,24 @@ def test_parts_that_cannot_be_joined_are_refused(parts: Path, part: str, line: s
         BUILD.join(parts)
 
 
+@pytest.mark.parametrize("part", BUILD.PARTS)
+def test_a_part_is_joined_with_all_of_its_code_and_the_first_paragraphs_of_its_docstrings(part: str) -> None:
+    source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
+    (whole, docstrings), (joined, shortened) = map(_without_docstrings, (source, BUILD.shortened(source)))
+    assert joined == whole
+    assert shortened == [docstring.split("\n\n")[0] for docstring in docstrings]
+
+
+def _without_docstrings(source: str) -> tuple[str, list[str]]:
+    """The code, and the docstrings of its functions and classes."""
+    tree, docstrings = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)) is not None:
+            docstrings.append(docstring)
+            node.body = node.body[1:]
+    return ast.dump(tree), docstrings
+
+
 def test_a_difference_is_found_and_mended(tmp_path: Path) -> None:
     """In a copy of the checkout: --check fails and changes nothing, then the script writes the file again."""
     shutil.copytree(BUILD.SOURCE, tmp_path / "skill" / "skill_train" / "program")
