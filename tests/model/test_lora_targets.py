@@ -15,6 +15,7 @@ import torch
 
 import tiny
 import tiny_families
+import tiny_vision
 import training
 from command_child import Commands
 from hub_emulator import Hub
@@ -26,6 +27,7 @@ from skill_train.model import folder as models
 from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.model.parameter_count import with_files
 from skill_train.recipe.fields import from_dict
+from skill_train.reference.checkpoint_names import empty_model, task_of
 
 pytestmark = pytest.mark.slow
 
@@ -168,15 +170,62 @@ def test_a_target_of_a_known_family_is_refused_by_plan_as_by_training(name: str)
             assert all(layer in caught.value.expected for layer in _found(folder))
 
 
+@pytest.mark.parametrize("name", tiny_families.by_default(ALL))
+def test_a_module_to_save_of_a_known_family_is_refused_by_plan_as_by_training(name: str) -> None:
+    """Every module of the model as it runs can be named, by the end of its name as PEFT takes it."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_families.folder(name)
+    read = models.read_model(folder)
+    if read.model_type in TARGETS:
+        named = AutoModelForCausalLM.from_pretrained(folder).named_modules(remove_duplicate=False)
+        held = {name for name, one in named if name and any(True for _ in one.parameters())}
+        _saves_its_modules(folder, held | {name.rpartition(".")[2] for name in held} | {"_head"})
+
+
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
+def test_a_module_to_save_of_a_vision_family_is_refused_too(kind: str) -> None:
+    """Its modules have other names in memory than in the files."""
+    folder = tiny_vision.cached(kind)
+    named = empty_model(folder, task_of(folder)).named_modules(remove_duplicate=False)
+    _saves_its_modules(folder, {name for name, one in named if name and any(True for _ in one.parameters())})
+
+
+def _saves_its_modules(folder: Path, names: set[str]) -> None:
+    read = models.read_model(folder)
+    for name in [*sorted(names), "lm_hed", "embed_token", "act_fn", ""]:
+        recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "modules_to_save": [name]})
+        if name in names:
+            assert planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder)) == read
+            continue
+        with pytest.raises(UsageError) as caught:
+            planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
+        assert (caught.value.code, caught.value.got) == ("no_such_target", name or "''")
+        assert all(layer in caught.value.expected for layer in ["lm_head", *_found(folder)])
+
+
+@pytest.mark.parametrize(
+    ("said", "got", "expected"),
+    [
+        (
+            "target_modules: [q_proj, gate_porj]",
+            "gate_porj",
+            "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
+        ),
+        ("modules_to_save: [lm_hed]", "lm_hed", "input_layernorm, k_proj, lm_head, norm, o_proj"),
+    ],
+    ids=["target_modules", "modules_to_save"],
+)
 @pytest.mark.parametrize("words", [["plan"], ["local", "--run-dir", "run"]])
-def test_a_target_that_is_none_costs_no_job(commands: Commands, tmp_path: Path, words: list[str]) -> None:
+def test_a_target_that_is_none_costs_no_job(
+    commands: Commands, tmp_path: Path, words: list[str], said: str, got: str, expected: str
+) -> None:
     data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
-    recipe = f"model: {tiny.cached('qwen2')}\ndata: {data}\ntarget_modules: [q_proj, gate_porj]\n"
-    (tmp_path / "recipe.yaml").write_text(recipe)
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('qwen2')}\ndata: {data}\n{said}\n")
     done = commands.run(tmp_path, dict(os.environ), words[0], "recipe.yaml", *words[1:], "--format", "json")
     error = done.answer["error"]
-    assert (done.code, error["code"], error["got"]) == (2, "no_such_target", "gate_porj")
-    assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in error["expected"]
+    assert (done.code, error["code"], error["got"]) == (2, "no_such_target", got)
+    assert expected in error["expected"]
     assert not (tmp_path / "run").exists()
 
 
@@ -189,10 +238,14 @@ def test_submit_reads_the_rows_and_names_of_layers_first(tmp_path: Path) -> None
         hub.add("model", "me/qwen2", files)
         env = hub.environment(tmp_path / "home")
         commands = Commands(env)  # one that has not read the address of another Hub
-        for target in ("gate_porj", "gate_proj"):
-            (tmp_path / "recipe.yaml").write_text(f"model: me/qwen2\ndata: {data}\ntarget_modules: [{target}]\n")
+        for target, key in (
+            ("gate_porj", "target_modules"),
+            ("lm_hed", "modules_to_save"),
+            ("gate_proj", "target_modules"),
+        ):
+            (tmp_path / "recipe.yaml").write_text(f"model: me/qwen2\ndata: {data}\n{key}: [{target}]\n")
             done = commands.run(tmp_path, env, "submit", "recipe.yaml", "--dry-run", "--format", "json")
-            if target == "gate_porj":
+            if target != "gate_proj":
                 assert (done.code, done.answer["error"]["got"]) == (2, target), done.stdout
             assert (target == "gate_proj") is ("12 of the first 12 rows hold marks of turns" in done.stderr)
         commands.close()

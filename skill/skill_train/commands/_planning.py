@@ -26,7 +26,7 @@ from skill_train.machine.read import read_machine
 from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
-from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes, require_targets
+from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes, require_saved, require_targets
 from skill_train.model.parameter_count import loaded, with_files
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
@@ -129,9 +129,11 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
     transformers does not load, and the linear layers of a family without a list of LoRA targets, or of all-linear."""
     uncounted, listed = model.experts is not None and model.expert_parameters is None, model.model_type in TARGETS
     targets = recipe.target_modules if recipe.finetuning_type == "lora" else None
-    if listed and not uncounted and not targets:
+    saved = recipe.modules_to_save if listed else None  # transformers renames modules of some other families
+    if listed and not uncounted and not targets and not saved:
         return model
     read = shapes()
+    require_saved(saved or (), read)
     if not model.further_parameters and not (listed and not uncounted):
         model = with_files(model, read)
     if recipe.finetuning_type == "full" or (listed and not targets):

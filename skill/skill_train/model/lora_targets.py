@@ -34,6 +34,7 @@ TARGETS: dict[str, list[str]] = {
 _WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.(?P<inside>.+)\.weight")
 _ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|gate|wg|\w*_gate)(?:\.|$)")
 _OTHER_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*audio\w*|\w*image\w*|mtp|nextn)(?:\.|$)")
+_IN_MEMORY = {"lm_head", "mlp", "language_model", "model", "transformer"}  # modules that files name otherwise, or not
 _EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
 
 
@@ -84,6 +85,22 @@ def require_targets(targets: Iterable[str], shapes: Mapping[str, Sequence[int]],
                 expected=f"all-linear, or of: {', '.join(sorted(found))}",
                 got=target,
                 hint="correct target_modules in the recipe, or leave it out",
+            )
+
+
+def require_saved(saved: Iterable[str], shapes: Mapping[str, Sequence[int]]) -> None:
+    """The same of `modules_to_save`. PEFT takes each module whose name ends so."""
+    parts = {part for name in shapes for part in name.split(".")[:-1]} | _IN_MEMORY
+    for name in saved if shapes else ():
+        leaf = name.rpartition(".")[2]
+        if not leaf or not any(part.endswith(leaf) for part in parts):
+            holders = {f".{key}".split(".")[-2] for key in shapes} | {"lm_head"}
+            raise UsageError(
+                f"modules_to_save: {name!r} is not a module of this model",
+                code="no_such_target",
+                expected=f"one of: {', '.join(sorted(holder for holder in holders if not holder.isdigit()))}",
+                got=name or "''",
+                hint="correct modules_to_save in the recipe, or leave it out",
             )
 
 
