@@ -6979,6 +6979,13 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+def result_names(method: str) -> set[str]:
+    """Names in the repository by which it is asked before the training whether it takes the result."""
+    whole = {"config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
+    own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
+    return own | {"README.md", "train.json", "tokenizer.json"}
+
+
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
     """`train.json` as it is pushed. The folder of the run has the whole record."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
@@ -6988,10 +6995,6 @@ def without_rows(record: Mapping[str, object]) -> dict[str, object]:
 # The push: the result, its records and its card in one commit to the Hub.
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
-RESULT_NAMES = {  # for the proof before the training
-    "lora": ("adapter_config.json", "adapter_model.safetensors"),
-    "full": ("config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
-}
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 
 
@@ -7028,7 +7031,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
             "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
-    names = {*files, *RESULT_NAMES[plan["recipe"]["finetuning_type"]], "README.md", "train.json", "tokenizer.json"}
+    names = {*files, *result_names(plan["recipe"]["finetuning_type"])}
 
     def attempt() -> str:
         api.create_repo(repo, private=True, exist_ok=True)

@@ -561,6 +561,23 @@ def test_a_dataset_that_leaves_the_rows_out_starts_no_job(hub: Hub, call: Any) -
     assert ROWS in repository.files
 
 
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(
+    ("left_out", "named"), [("*.safetensors", "adapter_model.safetensors"), ("training.json", "training.json")]
+)
+def test_a_repository_that_leaves_the_result_out_starts_no_job(
+    hub: Hub, call: Any, left_out: str, named: str, dry: bool
+) -> None:
+    """The job asks too, in its first minute, which is paid."""
+    repository = hub.add("model", "me/mine", {".gitignore": f"*.tmp\n{left_out}".encode()}, private=True)
+    said = (*SAID, "--hub-model-id", "me/mine", "--dry-run" if dry else "--yes")
+    done = call(*said)
+    assert (*done.error, hub.jobs_created) == (2, "output_changed", 0)
+    assert f"{named} is in its .gitignore" in done.answer["error"]["message"] and not repository.history
+    repository.files[".gitignore"] = b"*.tmp"
+    assert (call(*said).code, hub.jobs_created) == (0, 0 if dry else 1)
+
+
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
     hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")

@@ -12,9 +12,9 @@ from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
-from skill_train.hub.client import patiently
-from skill_train.hub.errors import not_signed_in
-from skill_train.program.cloud.kept import PROOF
+from skill_train.hub.client import ask, patiently
+from skill_train.hub.errors import HubResource, not_signed_in
+from skill_train.program.cloud.kept import PROOF, result_names
 from skill_train.run.plan_record import Plan
 
 _LOGIN = "hf auth login"
@@ -71,11 +71,11 @@ def namespace(account: Account, requested: str | None) -> str:
     return name
 
 
-def result_repository(account: Account, name: str) -> tuple[str, ...]:
+def result_repository(account: Account, name: str, method: str) -> tuple[str, ...]:
     """The files that already are in the repository for the result; none if it does not exist.
 
     Raises:
-        UsageError: the name is not that of a repository.
+        UsageError: the name is not that of a repository, or its .gitignore leaves files of the result out.
         AccessError: the repository is not yours, or the token may not write there.
         DecisionNeeded: the repository is public.
     """
@@ -96,6 +96,9 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     patiently(lambda: repositories.check_access("model", name, write=True))
     if not repository.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
+    if ".gitignore" in repository.files:
+        names = {PROOF, *result_names(method)}
+        patiently(lambda: ask(HubResource("model", name), lambda: repositories.ask_taken("model", name, names)))
     return tuple(file for file in repository.files if file not in _EMPTY)
 
 

@@ -94,7 +94,8 @@ def check_order(
     plan, repository = order.plan, order.plan.policy.hub_model_id or ""
     there, rows_there = (), ()
     if account.state == "valid":
-        there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
+        method = plan.recipe.finetuning_type
+        there = ask("repository", lambda: preflight.result_repository(account, repository, method)) or ()
         with_data = order.staged is not None
         places = partial(
             preflight.require_private_places, order.namespace, order.data_repo, account, with_data=with_data

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
@@ -110,26 +112,38 @@ def require_none(repo: str, what: str, files: list[str]) -> None:
         )
 
 
+def require_taken(repo: str, operations: Iterable[Any]) -> None:
+    """Refuses files that a .gitignore of the repository names: the client leaves them out of a commit without a word.
+
+    Args:
+        operations: of which the client has asked.
+    """
+    ignored = [each.path_in_repo for each in operations if getattr(each, "_should_ignore", False)]
+    require_none(repo, "is in its .gitignore", ignored)
+
+
+def ask_taken(kind: str, repo: str, files: Iterable[str]) -> None:
+    """Asks whether the repository takes files of these names. An empty file is not sent."""
+    from huggingface_hub import CommitOperationAdd
+
+    asked = [CommitOperationAdd(file, b"") for file in sorted(files)]
+    api().preupload_lfs_files(repo, asked, repo_type=kind)
+    require_taken(repo, asked)
+
+
 def upload_dataset(folder: Path, name: str) -> str:
     """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
     again.
 
     Raises: as `check_access`, and UsageError if the repository leaves files out.
     """
-    from huggingface_hub import CommitOperationAdd
 
     def question() -> str:
         api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
         there = api().repo_info(name, repo_type="dataset").siblings or ()
         if any(file.rfilename == ".gitignore" for file in there):
-            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-            asked = [CommitOperationAdd(file, b"") for file in files]  # an empty file is not sent
-            api().preupload_lfs_files(name, asked, repo_type="dataset")
-            require_none(
-                name,
-                "is in its .gitignore",
-                [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)],
-            )
+            files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            ask_taken("dataset", name, files)
         commit = api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )

@@ -139,9 +139,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     repositories.require_none(
         repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp]
     )
-    repositories.require_none(
-        repo, "is in its .gitignore", [op.path_in_repo for op in operations if getattr(op, "_should_ignore", False)]
-    )
+    repositories.require_taken(repo, operations)
     info = again(commit, seconds=None)
     after = again(lambda: api().model_info(repo, revision=info.oid, files_metadata=True, timeout=8.0))
     there = {file.rfilename: file for file in after.siblings or ()}

@@ -15,6 +15,13 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+def result_names(method: str) -> set[str]:
+    """Names in the repository by which it is asked before the training whether it takes the result."""
+    whole = {"config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
+    own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
+    return own | {"README.md", "train.json", "tokenizer.json"}
+
+
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
     """`train.json` as it is pushed. The folder of the run has the whole record."""
     return {key: value for key, value in record.items() if key in PUBLISHED}

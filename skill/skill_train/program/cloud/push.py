@@ -10,16 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from skill_train.program.cloud.kept import PROOF, without_rows
+from skill_train.program.cloud.kept import PROOF, result_names, without_rows
 from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
 from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
-RESULT_NAMES = {  # for the proof before the training
-    "lora": ("adapter_config.json", "adapter_model.safetensors"),
-    "full": ("config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
-}
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 
 
@@ -60,7 +56,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
             "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
-    names = {*files, *RESULT_NAMES[plan["recipe"]["finetuning_type"]], "README.md", "train.json", "tokenizer.json"}
+    names = {*files, *result_names(plan["recipe"]["finetuning_type"])}
 
     def attempt() -> str:
         api.create_repo(repo, private=True, exist_ok=True)
