@@ -20,6 +20,7 @@ import step_records
 import tiny
 import whole_records
 from hub_emulator import Fault, Hub
+from hub_emulator.faults import NO_PERMISSION
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.publish.files import evaluation_of, files_of, proof_of
 from skill_train.publish.records import published
@@ -207,6 +208,17 @@ def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path)
     answer = _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]
     assert (answer["data"]["private"], answer["warnings"]) == (False, [])
     assert card not in hub.repositories["model", "me/open"].files["README.md"]
+
+
+def test_a_repository_of_which_the_hub_is_silent_may_stay_private(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """The Hub refuses the question, and takes the push."""
+    hub.add("model", "me/tickets", {}, private=True)
+    hub.faults.add("GET /api/models/me/tickets", NO_PERMISSION)
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")
+    [warning] = answer["warnings"]
+    assert (code, warning["code"], answer["data"]["private"]) == (0, "stays_private", True)
+    assert "me/tickets may be private, as the Hub does not say" in warning["message"]
+    assert b"While this repository is private" in hub.repositories["model", "me/tickets"].files["README.md"]
 
 
 def test_a_dry_run_of_a_public_push_needs_no_answer(hub: Hub, tmp_path: Path, run: Path) -> None:

@@ -121,9 +121,10 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     if half:
         console.warn("verdict_warn", f"{half}; skill-train export-gguf {quoted(options.run)}")
     shown = push
-    if options.public and repositories.is_private(facts.repo):
+    if options.public and (private := repositories.is_private(facts.repo)) is not False:
+        is_it = "is private" if private else "may be private, as the Hub does not say"
         opens = f"to open it: hf repos settings {facts.repo} --public"
-        console.warn("stays_private", f"{facts.repo} is private, which a push does not change; {opens}")
+        console.warn("stays_private", f"{facts.repo} {is_it}, which a push does not change; {opens}")
         shown = replace(push, facts=replace(facts, private=True))
     push.files.append(card_file(shown, half))
     _refuse_secrets(push.files)

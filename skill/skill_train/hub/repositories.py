@@ -45,12 +45,12 @@ def find(kind: str, name: str, revision: str | None = None) -> Repository | None
     return or_none("unknown_revision", known)
 
 
-def is_private(model: str) -> bool:
-    """Whether a model is known to be private."""
+def is_private(model: str) -> bool | None:
+    """Whether there is a private model of this name; None if the Hub does not say."""
     with contextlib.suppress(SkillTrainError):
         there = patiently(lambda: find("model", model))
         return there is not None and there.private
-    return False
+    return None
 
 
 def bucket_is_private(name: str) -> bool | None:
