@@ -2,7 +2,7 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-Of a function's docstring it has the first paragraph; the parts have the rest.
+Of a docstring, but that of main.py, it has the first paragraph; the parts have the rest.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def imports(trees: dict[str, ast.Module]) -> str:
 
 
 def banner(part: str, tree: ast.Module) -> str:
-    """The name of a part and its docstring; main's docstring is that of the whole."""
-    text = "" if part == "main" else ast.get_docstring(tree) or ""
+    """The name of a part, and what its docstring begins with; main's docstring is that of the whole."""
+    text = "" if part == "main" else (ast.get_docstring(tree) or "").partition("\n\n")[0]
     return f"# --- {part} ---\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 

@@ -2353,9 +2353,6 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 # --- pictures/beside ---
 # Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
-#
-# A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
-# brought to the cache of huggingface_hub, at one commit. The paths in its rows begin in its folder.
 
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
 ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
@@ -2607,8 +2604,6 @@ def is_picture_file(path: Path) -> bool:
 
 # --- pictures/decode ---
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
-#
-# Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
 
 # Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]
@@ -3091,10 +3086,6 @@ def vision_part(module: str) -> str:
 
 # --- pictures/engine ---
 # A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
-#
-# Follows tools/mtmd of the llama.cpp in llama-cpp-python 0.3.36 (mtmd-image.cpp, clip.cpp, mtmd.cpp; read 2026-11-26).
-# It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
-# with those that llama.cpp computes.
 
 TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
 LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
@@ -3298,9 +3289,6 @@ def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
 
 # --- pictures/processor ---
 # What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
-#
-# Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
-# transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
@@ -3572,9 +3560,6 @@ def limited_processor(processor: ImageProcessor, least: int | None, most: int | 
 
 # --- pictures/tokens ---
 # How many tokens of the model stand for a picture, and the tensors that the model takes of it.
-#
-# The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
-# `preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
 TYPE_NAMES = {
@@ -7250,11 +7235,6 @@ def files_of(path: Path) -> list[Path]:
 
 # --- cloud/job ---
 # In a cloud job: the supervisor of a training, and the files that it stores.
-#
-# The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
-# (hf-mount: it must be written from start to end, and not changed afterwards). So this process does not train itself.
-# It starts the program on the job's own disk (`work`), as `skill-train local` does, and copies whole files from there.
-# A marker with the SHA-256 of each file comes last. Files without a marker, or with other bytes, were not stored.
 
 KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
