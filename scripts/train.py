@@ -3931,6 +3931,8 @@ def items_of(document: Any) -> list[Any]:
     """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
+    if rows := by_lists(document):
+        return rows
     lists = [value for value in document.values() if isinstance(value, list)]
     if len(lists) == 1 and not (lists[0] and all(isinstance(item, dict) and is_message(item) for item in lists[0])):
         return lists[0]
@@ -3949,6 +3951,16 @@ def by_columns(table: Row) -> list[Row]:
         return []
     index = list(columns[0]) if columns else []
     return [{name: table[name][key] for name in table} for key in index] if all(map(str.isdigit, index)) else []
+
+
+def by_lists(table: Row) -> list[Row]:
+    """The same of `{"column": [value, …], …}`, where no value is an object: messages and tools are lists of one row."""
+    columns = list(table.values())
+    if table.keys() >= {"columns", "data"} or not all(isinstance(column, list) for column in columns):
+        return []
+    plain = not any(isinstance(value, dict) for column in columns for value in column)
+    alike = plain and len({*map(len, columns)}) == 1
+    return [dict(zip(table, values, strict=True)) for values in zip(*columns, strict=True)] if alike else []
 
 
 def by_index(table: Row) -> list[Row]:

@@ -311,6 +311,31 @@ def test_a_broken_split_table_is_not_read_as_one(tmp_path: Path, table: dict[str
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [table]
 
 
+_CHAT = [{"role": "user", "content": "Warm?"}, {"role": "assistant", "content": "Yes."}]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": "Warm?", "completion": "Yes."}, {"prompt": "Cold?", "completion": "No."}],
+        [{"prompt": "Warm?", "completion": "Yes."}],
+        [{"text": "It is warm."}, {"text": "It is cold."}],
+        [{"messages": _CHAT}, {"messages": _CHAT}],
+        [{"messages": _CHAT, "id": 1, "tags": ["a"]}, {"messages": _CHAT, "id": None, "tags": []}],
+    ],
+    ids=["two", "one", "one column", "conversations", "conversations with more"],
+)
+def test_columns_as_lists_are_their_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """`to_dict` of datasets, and of pandas with `orient="list"`."""
+    pandas = pytest.importorskip("pandas")
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(rows).to_dict()
+    assert table == {name: [row[name] for row in rows] for name in rows[0]}
+    for columns in (table, pandas.DataFrame(rows, dtype=object).to_dict("list")):
+        (tmp_path / "rows.json").write_text(json.dumps(columns))
+        assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
+
+
 @pytest.mark.parametrize("document", [{"v": 1, "rows": []}, {"messages": []}, []])
 def test_an_empty_list_has_no_rows(tmp_path: Path, document: Any) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(document))
@@ -331,7 +356,21 @@ def test_an_object_of_messages_is_one_conversation(tmp_path: Path, chat: dict[st
 
 
 @pytest.mark.parametrize(
-    "row", [{"question": {"0": "a"}, "answer": {"1": "b"}}, {"answer": {"de": "b"}}, {"a": {}}, {}]
+    "row",
+    [
+        {"question": {"0": "a"}, "answer": {"1": "b"}},
+        {"answer": {"de": "b"}},
+        {"a": {}},
+        {},
+        {"messages": _CHAT, "tools": [{"name": "f"}, {"name": "g"}]},
+        {"messages": _CHAT, "images": ["a.png", "b.png"]},
+        {"prompt": _CHAT[:1], "completion": _CHAT[1:]},
+        {"prompt": _CHAT[:1], "answer": ["4"]},
+        {"chat": [{"user": "Warm?"}, {"assistant": "Yes."}], "tags": ["a", "b"]},
+        {"prompt": ["Warm?", "Cold?"], "completion": ["Yes."]},
+        {"prompt": ["Warm?"], "completion": ["Yes."], "id": 1},
+        {"prompt": [], "completion": []},
+    ],
 )
 def test_another_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(row))
