@@ -1,7 +1,7 @@
 """Writes the documentation that the program itself knows: `python scripts/make_docs.py [--check]`.
 
     SKILL.md               the blocks between `<!-- generated:NAME -->` and `<!-- /generated -->`
-    references/cli.md      every command as its `--help` prints it, but for what all have in common
+    references/cli.md      every command as its `--help` prints it, without columns and what all have in common
     references/recipe.md   every recipe field with its type, default, unit and meaning
     references/devices.md  its table of devices
 
@@ -148,6 +148,7 @@ def _help_section(name: str, command: click.Command, parent: click.Context | Non
     context = click.Context(command, info_name=name or "skill-train", parent=parent, **settings)
     title = f"skill-train {name}".rstrip()
     own = _NO_OPTIONS.sub("", _SHARED.sub("", command.get_help(context)).rstrip())
+    own = re.sub(r"(?<=\S) {3,}", "  ", re.sub(r"\n {7,}", "\n      ", own))  # the columns of --help are 4 kB of blanks
     return [f"## {title}\n", f"```text\n{own}\n```\n"]
 
 
