@@ -3934,7 +3934,7 @@ def items_of(document: Any) -> list[Any]:
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
-    if len(lists) == 1 and not (lists[0] and all(isinstance(item, dict) and is_message(item) for item in lists[0])):
+    if len(lists) == 1 and not is_chat(lists[0]):
         return lists[0]
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
 
@@ -3942,6 +3942,18 @@ def items_of(document: Any) -> list[Any]:
 def is_message(names: Iterable[str]) -> bool:
     """Whether these are the columns of one message, which is no row."""
     return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
+
+
+def is_chat(item: Any) -> bool:
+    return isinstance(item, list) and item != [] and all(isinstance(each, dict) and is_message(each) for each in item)
+
+
+def not_an_object(where: str, item: Any) -> Refused:
+    found, row = "not a JSON object", '{"column": value, …}'
+    if is_chat(item):
+        row = '{"messages": […]}'
+        found = f"a list of messages, and a row is {row}"
+    return unreadable(f"{where} is {found}", row, repr(item)[:80], MEND)
 
 
 def by_columns(table: Row) -> list[Row]:
@@ -4247,10 +4259,6 @@ def ids_in(value: Any) -> Iterator[int]:
         each = waiting.pop()
         yield id(each)
         waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-
-
-def not_an_object(where: str, item: Any) -> Refused:
-    return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
 
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:

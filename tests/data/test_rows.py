@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from command_child import Commands
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.data import read_rows
 from skill_train.hub.rows.first_rows import numbered
@@ -334,6 +335,18 @@ def test_columns_as_lists_are_their_rows(tmp_path: Path, rows: list[dict[str, An
     for columns in (table, pandas.DataFrame(rows, dtype=object).to_dict("list")):
         (tmp_path / "rows.json").write_text(json.dumps(columns))
         assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_conversations_without_an_object_are_told(tmp_path: Path, commands: Commands, name: str, key: str) -> None:
+    path, chat = tmp_path / name, _CHAT if key == "role" else [{"from": "human", "value": "Warm?"}]
+    path.write_text(json.dumps([chat, chat]) if name == "rows.json" else f"{json.dumps(chat)}\n" * 2)
+    with pytest.raises(Refused) as refused:
+        list(iter_rows(str(path), split="train"))
+    assert 'is a list of messages, and a row is {"messages": […]}' in str(refused.value)
+    done = commands.run(tmp_path, dict(os.environ), "data", str(path), "--format", "json")
+    assert (*done.error, str(refused.value) in done.answer["error"]["message"]) == (2, "bad_row", True)
 
 
 @pytest.mark.parametrize("document", [{"v": 1, "rows": []}, {"messages": []}, []])

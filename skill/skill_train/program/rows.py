@@ -50,7 +50,16 @@ from skill_train.program.pictures.beside import (
 )
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.tables.shape import SIGN_SAID, Record, items_of, records_of, require_quotes, sign_of, vote
+from skill_train.program.tables.shape import (
+    SIGN_SAID,
+    Record,
+    items_of,
+    not_an_object,
+    records_of,
+    require_quotes,
+    sign_of,
+    vote,
+)
 
 TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
@@ -345,10 +354,6 @@ def ids_in(value: Any) -> Iterator[int]:
         each = waiting.pop()
         yield id(each)
         waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-
-
-def not_an_object(where: str, item: Any) -> Refused:
-    return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
 
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:
