@@ -23,6 +23,8 @@ from one_command import called
 from picture_bytes import numbered
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged, changed_files, folder_of, require_no_secrets, stage_plan
+from skill_train.commands._planning import blocked
+from skill_train.commands.plan import _with_pictures as with_pictures
 from skill_train.core.errors import UsageError
 from skill_train.data import row_pictures, scan
 from skill_train.data.row_pictures import require_folders_of_a_repository
@@ -35,6 +37,7 @@ from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import iter_rows, picture_folder
 from skill_train.program.start.given import use_data
 from skill_train.recipe.fields import from_dict
+from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts, Plan
 
 NAMES = ("a.png", "b.png", "deep/er/c.png")
@@ -362,6 +365,16 @@ def test_too_many_files_are_refused_with_another_way(tmp_path: Path, monkeypatch
     with pytest.raises(UsageError, match="too many files") as caught:
         stage_plan(plan)
     assert "Parquet" in (caught.value.hint or "")
+
+
+def test_a_blocked_plan_names_that_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other paths would not help. `submit` of the plan's file says it again."""
+    plan = _plan(_llava(tmp_path))
+    monkeypatch.setattr(row_pictures, "MOST_FILES", 2)
+    plan_record.write(tmp_path / "plan.json", with_pictures(plan)[0])
+    error = blocked(plan_record.read(tmp_path / "plan.json"))
+    assert error.code == "local_input" and "too many files" in error.message
+    assert error.hint.startswith("--where local, or write the pictures as bytes into one Parquet file")
 
 
 def test_a_folder_of_a_repository_has_a_limit(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ QUOTING = ("join", "quote", "quoted")
 # the Hub (letters, digits, - _ .), or a word of a sentence or of a line of a recipe, which no shell reads.
 KNOWN: dict[str, set[str]] = {
     "cli": {"field"},
-    "commands._planning": {"elsewhere", "larger"},
+    "commands._planning": {"elsewhere", "first.hint", "larger"},
     "commands._job_snapshot": {"word"},
     "commands._options": {"command"},
     "commands._submit_answer": {"word.format(name)"},

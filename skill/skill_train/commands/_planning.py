@@ -296,8 +296,9 @@ def blocked(plan: Plan) -> DecisionNeeded:
         "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
         "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "rows with pictures, or the text model of the same family: Qwen2.5 for Qwen2.5-VL",
-        "local_input": "--where local, or skill-train data DATA --fix NEW_FILE, which writes the paths anew",
     }.get(first.code, "a smaller model, a shorter max_length, or load_in_4bit: true")
+    if first.hint is not None:
+        hint = f"--where local, or {first.hint}"
     return DecisionNeeded(
         f"the plan cannot be run: {'; '.join(blocker.message for blocker in plan.blockers)}",
         code=first.code,

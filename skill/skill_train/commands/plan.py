@@ -144,7 +144,7 @@ def _with_pictures(plan: Plan) -> tuple[Plan, Listed | None]:
     try:
         return plan, list_files(Path(plan.recipe.data), plan.recipe)
     except UsageError as error:
-        return replace(plan, blockers=[*plan.blockers, Blocker(error.code, error.message)]), None
+        return replace(plan, blockers=[*plan.blockers, Blocker(error.code, error.message, error.hint)]), None
 
 
 def _choices(options: PlanOptions) -> Choices:

@@ -37,9 +37,12 @@ class Reason(msgspec.Struct, frozen=True):
     source: str
 
 
-class Blocker(msgspec.Struct, frozen=True):
+class Blocker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`hint`: what to do, where the code does not tell."""
+
     code: str
     message: str
+    hint: str | None = None
 
 
 class Estimate(msgspec.Struct, frozen=True):
