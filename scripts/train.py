@@ -6577,12 +6577,13 @@ class Processes(TypedDict):
 
 class FedData(TypedDict):
     """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer."""
+    the trainer. That of the file of held-out rows covers their text."""
 
     train_rows: int
     held_out_rows: int
     rows_sha256: str
     held_out_sha256: str
+    held_out_file_sha256: str
     order_sha256: str
     fed_rows: int
     fed_tokens: int
@@ -6610,7 +6611,7 @@ class Environment(TypedDict):
     stops: list[int]
 
 
-def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
+def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], folder: Path) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction."""
     import platform
     from importlib import metadata
@@ -6639,7 +6640,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
         "base_weights": base_weights,
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
-        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
+        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps, folder),
         "stops": sorted(getattr(trainer.processing_class, "unlisted_ends", ())),
     }
 
@@ -6663,7 +6664,7 @@ def built_lora(model: Any) -> dict[str, object] | None:
     return dict(json.loads(json.dumps(fields, default=str)))
 
 
-def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
+def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
     train, order = data["train"], data["order"]
     batch = len(order) // steps
     first_rows = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
@@ -6673,6 +6674,7 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "held_out_rows": len(data["held_out"]),
         "rows_sha256": rows_digest(train),
         "held_out_sha256": rows_digest(data["held_out"]),
+        "held_out_file_sha256": file_digest(folder / "held_out.jsonl")["sha256"],
         "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         "fed_rows": len(order),
         "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
@@ -7716,7 +7718,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         weights = base_weights(recipe)
         if checkpoint is not None:
             check_base_weights(folder, weights)
-        write_json(folder / "environment.json", environment(trainer, data, weights))
+        write_json(folder / "environment.json", environment(trainer, data, weights, folder))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

@@ -152,6 +152,19 @@ def test_rows_that_trained_are_not_measured_as_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_held_out_rows_whose_text_was_edited_are_not_measured(tmp_path: Path) -> None:
+    """Their token ids are those that the trainer recorded."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    rows = [json.loads(line) for line in (run / "held_out.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows[0]["messages"][-1]["content"] += " Not so."
+    (run / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for command in (["verify", run, "--tokens", 64], ["evaluate", run, "--rows", 2]):
+        code, answer = answered(*command)
+        assert (code, answer["error"]["code"]) == (2, "broken_record")
+        assert "was changed after the training" in answer["error"]["message"]
+
+
+@pytest.mark.slow
 def test_a_proof_that_was_emptied_is_made_again_as_its_hint_says(tmp_path: Path) -> None:
     run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
     (run / "verify.json").write_bytes(b"")

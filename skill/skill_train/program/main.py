@@ -168,7 +168,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         weights = base_weights(recipe)
         if checkpoint is not None:
             check_base_weights(folder, weights)
-        write_json(folder / "environment.json", environment(trainer, data, weights))
+        write_json(folder / "environment.json", environment(trainer, data, weights, folder))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.program.chat.labels import rows_digest
 from skill_train.program.plan import SAMPLE_ROWS
@@ -165,15 +166,18 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
         )
     environment = train_record.read_environment(run / "environment.json")
     fed = environment.data if environment is not None and environment.data is not None else {}
-    digest = rows_digest(rows)
-    if digest != fed.get("held_out_sha256", digest):  # earlier versions recorded none
-        raise UsageError(
-            f"{run / 'held_out.jsonl'} has other rows than were held out, which may have been trained on",
-            code="broken_record",
-            expected=f"rows with the digest {fed['held_out_sha256']!s:.12}…, as environment.json says",
-            got=f"{digest:.12}…",
-            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
-        )
+    for key, digest, what in (
+        ("held_out_sha256", rows_digest(rows), "has other rows than were held out, which may have been trained on"),
+        ("held_out_file_sha256", file_digest(run / "held_out.jsonl")["sha256"], "was changed after the training"),
+    ):
+        if digest != fed.get(key, digest):  # earlier versions recorded none
+            raise UsageError(
+                f"{run / 'held_out.jsonl'} {what}",
+                code="broken_record",
+                expected=f"the digest {fed[key]!s:.12}…, as environment.json says",
+                got=f"{digest:.12}…",
+                hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
+            )
 
 
 def require_samples(rows: Sequence[object], run: Path, train_rows: int) -> None:
