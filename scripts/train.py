@@ -1877,7 +1877,7 @@ def marked_text(tokenizer: Any, row: Tokens) -> str:
     return text
 
 
-def rows_digest(rows: Any) -> str:
+def fed_digest(rows: Any) -> str:
     """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
     digests of a row's pictures."""
     digest = hashlib.sha256()
@@ -6672,14 +6672,14 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
     return {
         "train_rows": len(train),
         "held_out_rows": len(data["held_out"]),
-        "rows_sha256": rows_digest(train),
-        "held_out_sha256": rows_digest(data["held_out"]),
+        "rows_sha256": fed_digest(train),
+        "held_out_sha256": fed_digest(data["held_out"]),
         "held_out_file_sha256": file_digest(folder / "held_out.jsonl")["sha256"],
         "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         "fed_rows": len(order),
         "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
-        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+        "first_batches": [fed_digest(rows)[:16] for rows in batches],
     }
 
 

@@ -20,7 +20,7 @@ import tiny_vision
 import training
 from picture_runs import rows_of_colours, write_rows, write_run
 from skill_train.core.resources import train_program
-from skill_train.program.chat.labels import IGNORED, rows_digest
+from skill_train.program.chat.labels import IGNORED, fed_digest
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import keep_pictures, keep_rows
@@ -171,7 +171,7 @@ def test_another_picture_under_the_same_name_is_other_data(tmp_path: Path) -> No
     Image.new("RGB", (60, 40), "black").save(tmp_path / "0.png")
     after = encode(0, 1, ROW)
     assert before["input_ids"] == after["input_ids"]
-    assert rows_digest([before]) != rows_digest([after])
+    assert fed_digest([before]) != fed_digest([after])
 
 
 def test_a_picture_that_changes_during_the_training_ends_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import tiny
 import training
 from skill_train.gguf.quality.texts import texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.program.chat.labels import rows_digest
+from skill_train.program.chat.labels import fed_digest
 from skill_train.program.events import Refused, write_rows
 from skill_train.program.main import SAMPLE_ROWS, load_data, load_pictures
 from skill_train.program.rows import iter_rows
@@ -45,7 +45,7 @@ def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir
     loaded = load_data(document, load_tokenizer(str(base), None))
     write_rows(run.samples, loaded["train"][:SAMPLE_ROWS])
     write_rows(run.held_out, loaded["held_out"])
-    digests = {"held_out_sha256": rows_digest(loaded["held_out"]), "rows_sha256": rows_digest(loaded["train"])}
+    digests = {"held_out_sha256": fed_digest(loaded["held_out"]), "rows_sha256": fed_digest(loaded["train"])}
     run.record("environment").write_text(json.dumps({"data": digests}))
     done = {"steps": 3, "verdict": "pass", "outputs": {}, "figures": {}, "data": loaded["figures"]}
     run.record("train").write_text(json.dumps(done))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from skill_train.program.chat.labels import IGNORED, rows_digest, trained_tokens
+from skill_train.program.chat.labels import IGNORED, fed_digest, trained_tokens
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
@@ -428,12 +428,12 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
     return {
         "train_rows": len(train),
         "held_out_rows": len(data["held_out"]),
-        "rows_sha256": rows_digest(train),
-        "held_out_sha256": rows_digest(data["held_out"]),
+        "rows_sha256": fed_digest(train),
+        "held_out_sha256": fed_digest(data["held_out"]),
         "held_out_file_sha256": file_digest(folder / "held_out.jsonl")["sha256"],
         "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         "fed_rows": len(order),
         "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
-        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+        "first_batches": [fed_digest(rows)[:16] for rows in batches],
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
-from skill_train.program.chat.labels import rows_digest
+from skill_train.program.chat.labels import fed_digest
 from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
@@ -167,7 +167,7 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
     environment = train_record.read_environment(run / "environment.json")
     fed = environment.data if environment is not None and environment.data is not None else {}
     for key, digest, what in (
-        ("held_out_sha256", rows_digest(rows), "has other rows than were held out, which may have been trained on"),
+        ("held_out_sha256", fed_digest(rows), "has other rows than were held out, which may have been trained on"),
         ("held_out_file_sha256", file_digest(run / "held_out.jsonl")["sha256"], "was changed after the training"),
     ):
         if digest != fed.get(key, digest):  # earlier versions recorded none

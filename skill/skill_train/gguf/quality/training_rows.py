@@ -14,7 +14,7 @@ from pathlib import Path
 from skill_train.core.errors import SkillTrainError
 from skill_train.core.units import gigabytes
 from skill_train.hub import dataset_library
-from skill_train.program.chat.labels import rows_digest, trained_tokens
+from skill_train.program.chat.labels import fed_digest, trained_tokens
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
@@ -108,7 +108,7 @@ def _held_out(run: RunDir) -> list[FedRow]:
     environment = read_environment(run.record("environment"))
     fed = environment.data if environment is not None else None
     rows = read_fed_rows(run.held_out)
-    if fed is None or fed.get("held_out_sha256") != rows_digest(rows):
+    if fed is None or fed.get("held_out_sha256") != fed_digest(rows):
         raise RowsNotHere(f"{run.held_out.name} is not what the trainer recorded in environment.json")
     return rows
 

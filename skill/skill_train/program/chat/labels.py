@@ -26,7 +26,7 @@ def marked_text(tokenizer: Any, row: Tokens) -> str:
     return text
 
 
-def rows_digest(rows: Any) -> str:
+def fed_digest(rows: Any) -> str:
     """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
     digests of a row's pictures."""
     digest = hashlib.sha256()
