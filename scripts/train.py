@@ -6484,6 +6484,8 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
     Each process draws its own dropout."""
     import transformers
 
+    # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
+    trainer.create_model_card = trainer.model.create_or_update_model_card = lambda *_, **__: None
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -6501,7 +6503,6 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         shutil.rmtree(part, ignore_errors=True)
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.save_pretrained(str(part), state_dict=weights)
-        (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
         settle_order(part / "adapter_config.json")
         share_weights(part, next(part.glob("*config.json")))
         if base is not None:

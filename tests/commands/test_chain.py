@@ -57,6 +57,12 @@ def test_everyone_may_read_the_weights_who_may_read_the_plan(chain: Chain) -> No
     }
 
 
+def test_no_card_of_a_library_lies_in_a_run(chain: Chain) -> None:
+    """TRL wrote a draft beside the checkpoints, PEFT a page of empty headings into each."""
+    assert list(chain.run.rglob("checkpoint-*/trainer_state.json"))
+    assert not list(chain.run.rglob("README.md"))
+
+
 def test_the_second_call_and_the_recipe_that_was_written_find_the_run_done(chain: Chain) -> None:
     first, again, from_file = (chain.answers[name].data for name in ("local", "again", "from its file"))
     assert (again["reused"], from_file["reused"]) == (True, True)
