@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -30,6 +31,7 @@ sys.exit(7)
 SHOW_ALL = """
 import atexit, json, os, random, signal, sys, threading
 from pathlib import Path
+from types import CodeType
 import numpy
 os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch sets it
 os.umask(mask := os.umask(0))
@@ -302,3 +304,17 @@ def test_an_error_keeps_its_traceback(start: Start) -> None:
     process = start("raise ValueError('so')")
     _, err = process.communicate()
     assert process.returncode == 1 and "ValueError: so" in err
+
+
+def test_a_copy_of_the_training_program_is_compiled_as_if_from_there(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    process = start(warm_start.TRAIN.read_text(), "plan.json")
+    told, _ = process.communicate()
+    real = subprocess.run([REAL, tmp_path / "train.py", "plan.json"], cwd=tmp_path, capture_output=True, text=True)
+    assert (process.returncode, told) == (real.returncode, real.stdout) and "bad_plan" in told
+    codes = [warm_start._at(compile("def f():\n    return lambda: 1", "there.py", "exec"), "here.py")]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    assert [(code.co_name, code.co_filename) for code in codes] == [
+        ("<module>", "here.py"), ("f", "here.py"), ("<lambda>", "here.py"),
+    ]  # fmt: skip

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
@@ -90,6 +90,8 @@ STAND_INS = {
 }
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
+TRAIN = Path(SOURCE).parent / "scripts" / "train.py"
+COMPILED: dict[bytes, CodeType] = {}  # of TRAIN: a tenth of a short training
 # At most so many processes that have imported everything. Each keeps 150 MB, or 20, or 35; the tests have four
 # environments for trainings: without a Hub, with one, of a job, and of the converter where there is a Hub.
 ENVIRONMENTS = {"training": 4, "worker": 8, "command": 8}
@@ -219,6 +221,7 @@ def _import(names: tuple[str, ...]) -> None:
         from trl import SFTTrainer  # noqa: F401
 
         get_checkpoint_conversion_mapping("llama")  # makes those of all families: a tenth of a short training
+        COMPILED[TRAIN.read_bytes()] = compile(TRAIN.read_bytes(), str(TRAIN), "exec")
     SET_AT_IMPORT.update({name: text for name, text in os.environ.items() if name not in before})
     gc.collect()
     gc.freeze()
@@ -355,14 +358,20 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     _forget_what_is_found_elsewhere()
     if how == "-m":
         sys.modules.pop(program[1], None)  # as `__main__` it is another module
+    if how == "-c":
+        os._exit(_ended(partial(exec, program[1], {"__name__": "__main__"})))
+    if not how and Path(sys.argv[0]).name == TRAIN.name and (code := COMPILED.get(Path(sys.argv[0]).read_bytes())):
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        main.__file__ = sys.argv[0]
+        os._exit(_ended(partial(exec, _at(code, sys.argv[0]), vars(main))))
     start = partial(runpy.run_module, alter_sys=True) if how == "-m" else runpy.run_path
-    os._exit(
-        _ended(
-            partial(exec, program[1], {"__name__": "__main__"})
-            if how == "-c"
-            else partial(start, sys.argv[0], run_name="__main__")
-        )
-    )
+    os._exit(_ended(partial(start, sys.argv[0], run_name="__main__")))
+
+
+def _at(code: CodeType, path: str) -> CodeType:
+    """The code as if it had been compiled from this file."""
+    inside = tuple(_at(each, path) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=path, co_consts=inside)
 
 
 def _as_loud_as_told() -> None:
