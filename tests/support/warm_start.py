@@ -39,7 +39,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 from typing import Any
@@ -91,7 +91,7 @@ STAND_INS = {
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
 TRAIN = Path(SOURCE).parent / "scripts" / "train.py"
-COMPILED: dict[bytes, CodeType] = {}  # of TRAIN: a tenth of a short training
+COMPILED: dict[bytes, CodeType] = {}  # sources of which no bytecode is kept: the training program, the converter
 # At most so many processes that have imported everything. Each keeps 150 MB, or 20, or 35; the tests have four
 # environments for trainings: without a Hub, with one, of a job, and of the converter where there is a Hub.
 ENVIRONMENTS = {"training": 4, "worker": 8, "command": 8}
@@ -201,6 +201,8 @@ def _serve(kind: str, path: str) -> None:
         connection, _ = listening.accept()
         if not environments.sockets:
             _import(FIRST[kind])
+            if kind == "training":
+                _compile()
             _use_huge_pages()
         assert not {"huggingface_hub", "gguf", *THEN["training"]} & set(sys.modules)
         environments.hand_over(connection)
@@ -221,10 +223,24 @@ def _import(names: tuple[str, ...]) -> None:
         from trl import SFTTrainer  # noqa: F401
 
         get_checkpoint_conversion_mapping("llama")  # makes those of all families: a tenth of a short training
-        COMPILED[TRAIN.read_bytes()] = compile(TRAIN.read_bytes(), str(TRAIN), "exec")
     SET_AT_IMPORT.update({name: text for name, text in os.environ.items() if name not in before})
     gc.collect()
     gc.freeze()
+
+
+def _compile() -> None:
+    """Once for all starts: a tenth of a short training, and half of a conversion."""
+    cache = Path(os.environ.get("SKILL_TRAIN_CACHE", "/nothing"))
+    for source in (TRAIN, *cache.glob("llama.cpp-*/**/*.py")):
+        text = source.read_bytes()
+        COMPILED[text] = compile(text, str(source), "exec", dont_inherit=True)
+    to_code = SourceFileLoader.source_to_code
+
+    def known(self: SourceFileLoader, data: Any, path: str, **more: Any) -> CodeType:
+        code = COMPILED.get(data) if isinstance(data, bytes) else None
+        return _at(code, path) if code else to_code(self, data, path, **more)
+
+    SourceFileLoader.source_to_code = known  # type: ignore[method-assign,assignment]
 
 
 def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -> None:
