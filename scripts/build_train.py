@@ -57,10 +57,10 @@ def shortened(source: str) -> str:
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     texts = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
     for text in sorted(texts, key=lambda text: -text.lineno):
-        segment = ast.get_source_segment(source, text) or ""
-        first, blank, _ = segment.partition("\n\n")
-        if blank:
-            lines[text.lineno - 1 : text.end_lineno] = [f'{" " * text.col_offset}{first}"""\n']
+        said = lines[text.lineno - 1 : text.end_lineno]
+        if "\n" in said:
+            said = said[: said.index("\n")]
+            lines[text.lineno - 1 : text.end_lineno] = [*said[:-1], said[-1].rstrip("\n") + '"""\n']
     return "".join(lines)
 
 
