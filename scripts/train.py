@@ -1240,6 +1240,7 @@ ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
@@ -1691,8 +1692,8 @@ def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) 
 
 
 def thoughts_of(message: Message) -> list[str]:
-    """The thoughts of an answer: beside its text, by the names that templates know, or in it."""
-    beside = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    """The thoughts of an answer: beside its text, or in it."""
+    beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
@@ -5397,10 +5398,11 @@ class Encoder:
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The span of the answer without the token that ends it."""
         messages = example["messages"]
-        marked = messages[index] | {"content": MARK}
+        marked: Any = {**messages[index], "content": MARK}
+        marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
         marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
-        head, mark, tail = text.partition(MARK)
+        (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
         if mark and rendered.startswith(head) and rendered.endswith(tail):
             return len(head), len(rendered) - len(tail)
         return None

@@ -20,6 +20,7 @@ from skill_train.program.chat.told import ToldRows
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
+    THOUGHTS,
     EncodedRow,
     Example,
     Message,
@@ -343,13 +344,14 @@ class Encoder:
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The span of the answer without the token that ends it.
 
-        The text and calls of the answer are replaced by a mark. What is the same around the mark is not the answer.
+        Its text, thoughts and calls are replaced by marks. What is the same around them is not the answer.
         """
         messages = example["messages"]
-        marked = messages[index] | {"content": MARK}
+        marked: Any = {**messages[index], "content": MARK}
+        marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
         marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
-        head, mark, tail = text.partition(MARK)
+        (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
         if mark and rendered.startswith(head) and rendered.endswith(tail):
             return len(head), len(rendered) - len(tail)
         return None

@@ -22,6 +22,7 @@ ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skill_train.program.examples import Message
+from skill_train.program.examples import THOUGHTS, Message
 
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
@@ -37,8 +37,8 @@ def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) 
 
 
 def thoughts_of(message: Message) -> list[str]:
-    """The thoughts of an answer: beside its text, by the names that templates know, or in it."""
-    beside = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    """The thoughts of an answer: beside its text, or in it."""
+    beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]

@@ -1,0 +1,52 @@
+"""Where an answer begins and ends with templates as models publish them. What is trained is worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import tiny_templates
+import training
+from skill_train.program.chat.labels import marked_text
+from skill_train.program.encode import ANOTHER_PROMPT, Encoder
+
+pytestmark = pytest.mark.slow
+
+ASKED = {"role": "user", "content": "Two and two?"}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+SUM = {"role": "tool", "content": "4"}
+FOUR = {"role": "assistant", "content": "Four."}
+SAID = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+# Thoughts stand in a block before the text, and the prompt of an answer closes an empty one: as where Laguna is asked
+# for none.
+ASKS_FOR_NONE = tiny_templates.QWEN2_CALLS.replace(
+    "'\\n' + message.content",
+    "'\\n' + ('<think>\\n' + message.THOUGHTS + '\\n</think>\\n\\n' if message.THOUGHTS else '') + message.content",
+).replace("assistant\\n'", "assistant\\n<think>\\n\\n</think>\\n\\n'")
+
+
+def encoded(folder: Path, kind: str, turns: list[Any], template: str | None = None) -> tuple[str, Encoder]:
+    """What is fed of a row, with the trained parts between ⟦ and ⟧."""
+    row, tokenizer = {"messages": turns}, training.tokenizer(kind)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    tokenizer.unlisted_ends = frozenset()
+    encoder = Encoder(training.resolved(tiny.cached(kind), training.write_data(folder, [row])), tokenizer)
+    return marked_text(tokenizer, encoder(0, 1, row)), encoder
+
+
+def trained(text: str) -> list[str]:
+    return [part.partition("⟧")[0] for part in text.split("⟦")[1:]]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_behind_another_prompt_are_trained(tmp_path: Path, name: str) -> None:
+    template = ASKS_FOR_NONE.replace("THOUGHTS", name)
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, FOUR | {name: "add them"}], template)
+    assert text.endswith("assistant\n<think>\n⟦add them\n</think>\n\nFour.<|im_end|>⟧\n")
+    assert encoder.notes == [ANOTHER_PROMPT]
+    text, _ = encoded(tmp_path, "qwen2", [ASKED, CALLING | {name: "add them"}, SUM, FOUR], template)
+    assert trained(text) == [f"add them\n</think>\n\n{SAID}<|im_end|>", "Four.<|im_end|>"]
