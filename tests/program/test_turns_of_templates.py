@@ -27,6 +27,20 @@ ASKS_FOR_NONE = tiny_templates.QWEN2_CALLS.replace(
     "'\\n' + message.content",
     "'\\n' + ('<think>\\n' + message.THOUGHTS + '\\n</think>\\n\\n' if message.THOUGHTS else '') + message.content",
 ).replace("assistant\\n'", "assistant\\n<think>\\n\\n</think>\\n\\n'")
+# As GLM writes them: what ends an answer is the mark of the next turn.
+OF_GLM = (
+    "{%- for m in messages -%}{{- '<|im_start|>' if m.role == 'user' else '<|im_end|>' if m.role == 'tool' -}}"
+    "{{- m.role + '\\n' + m.content -}}{%- for call in m.tool_calls or [] -%}"
+    "{{- '<tool_call>' + call.function.name + '</tool_call>\\n' -}}{%- endfor -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- 'assistant\\n' -}}{%- endif -%}"
+)
+# As that of Command R7B: another answer is opened behind each, whether it is asked for or not, and a call begins with
+# the same token as what is opened.
+OPENS_ANOTHER = (
+    tiny_templates.QWEN2_CALLS.replace("if add_generation_prompt", "if messages")
+    .replace("assistant\\n'", "assistant\\n<|im_start|>'")
+    .replace("'\\n' + message.content", "'\\n' + ('<|im_start|>' if message.tool_calls else '') + message.content")
+)
 
 
 def encoded(folder: Path, kind: str, turns: list[Any], template: str | None = None) -> tuple[str, Encoder]:
@@ -50,3 +64,22 @@ def test_thoughts_behind_another_prompt_are_trained(tmp_path: Path, name: str) -
     assert encoder.notes == [ANOTHER_PROMPT]
     text, _ = encoded(tmp_path, "qwen2", [ASKED, CALLING | {name: "add them"}, SUM, FOUR], template)
     assert trained(text) == [f"add them\n</think>\n\n{SAID}<|im_end|>", "Four.<|im_end|>"]
+
+
+def test_a_call_without_an_end_token_is_told_or_ends_with_the_mark_of_the_next_turn(tmp_path: Path) -> None:
+    """Like answers in text, which GLM's models end with `<|user|>` and calls with `<|observation|>`."""
+    said = "<tool_call>add</tool_call>"
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, CALLING], OF_GLM)
+    assert text.endswith(f"assistant\n⟦{said}⟧\n")
+    assert any("where to stop" in note for note in encoder.notes)
+    text, _ = encoded(tmp_path, "qwen2", [ASKED, CALLING, SUM, FOUR, ASKED, FOUR], OF_GLM)
+    assert trained(text) == [f"{said}\n<|im_end|>", "Four.<|im_start|>", "Four."]
+
+
+def test_an_answer_that_is_always_opened_is_not_trained(tmp_path: Path) -> None:
+    """Behind a call it was, and its last token, which opens an answer, became one at which transformers stops."""
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, CALLING], OPENS_ANOTHER)
+    assert text.endswith(f"assistant\n<|im_start|>⟦{SAID}<|im_end|>⟧\n<|im_start|>assistant\n<|im_start|>")
+    assert encoder.notes == [] and encoder.tokenizer.unlisted_ends == frozenset()
+    text, _ = encoded(tmp_path, "qwen2", [ASKED, CALLING, SUM, FOUR], OPENS_ANOTHER)
+    assert trained(text) == [f"{SAID}<|im_end|>", "Four.<|im_end|>"]

@@ -138,7 +138,7 @@ class Encoder:
         self.typed, self.told = TypedTokens(), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
-        self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
+        self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
@@ -328,8 +328,11 @@ class Encoder:
         span = None if calls else self.around_answer(example, rendered, index)
         if span is None:
             through = self.render(messages[: index + 1], tools)
+            # Some templates always open another answer behind it (Command R7B), as at the end of `before`.
+            answer, eos, opening = through.rpartition(self.tokenizer.eos_token or MARK)
+            through = answer + eos if before.endswith(opening) else through.rstrip()
             if prefix and rendered.startswith(through):
-                return prefix, len(through.rstrip()) if through.strip() else len(through)
+                return prefix, len(through) if through.endswith(self.special) else self.turn_end(rendered, len(through))
             span = self.around_calls(example, rendered, index) if calls else None
         if span is None:
             raise Refused(
