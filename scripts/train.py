@@ -60,7 +60,6 @@ import errno
 import gc
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
@@ -85,7 +84,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -1862,6 +1861,17 @@ def is_named(names: list[str], text: str, rendered: str | None) -> bool:
 # What of an encoded row is trained: its labels.
 
 IGNORED = -100  # the label of a token that is read and not trained
+
+
+def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
+    """The ids of the tokens with a part inside a span, and `IGNORED` for others."""
+    labels, ends = list[int](), accumulate((end for _, end in offsets), max, initial=0)
+    for token, (first, end), before in zip(ids, offsets, ends, strict=False):
+        start = min(first, before)
+        inside = (a for a, b in spans if start < b and end > max(a, start))
+        trained = any(token not in added or not text[start:a].strip() for a in inside)
+        labels.append(token if trained else IGNORED)
+    return labels
 
 
 def trained_tokens(row: Tokens) -> int:
@@ -5205,6 +5215,7 @@ class Encoder:
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
+        self.added = frozenset(tokenizer.added_tokens_decoder)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
@@ -5282,13 +5293,7 @@ class Encoder:
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
-        # where the token before it ends.
-        offsets = encoded["offset_mapping"]
-        ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
-        offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
-        inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in offsets]
-        labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
+        labels = labels_of(rendered, ids, encoded["offset_mapping"], spans, self.added)
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]

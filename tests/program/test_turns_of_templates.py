@@ -83,3 +83,14 @@ def test_an_answer_that_is_always_opened_is_not_trained(tmp_path: Path) -> None:
     assert encoder.notes == [] and encoder.tokenizer.unlisted_ends == frozenset()
     text, _ = encoded(tmp_path, "qwen2", [ASKED, CALLING, SUM, FOUR], OPENS_ANOTHER)
     assert trained(text) == [f"{SAID}<|im_end|>", "Four.<|im_end|>"]
+
+
+@pytest.mark.parametrize("spaces", [" ", "\n\n  "])
+def test_a_token_of_the_prompt_that_takes_the_spaces_of_the_answer_is_not_trained(tmp_path: Path, spaces: str) -> None:
+    """Phi-3's `<|assistant|>` takes all spaces behind it, so the answer begins with its first word."""
+    turns = [ASKED, FOUR | {"content": f"{spaces}Four."}]
+    text, encoder = encoded(tmp_path, "phi3", turns)
+    assert trained(text) == ["Four.<|end|>"] and text.count("<|assistant|>⟦") == 1
+    assert encoder.tokenizer.added_tokens_decoder[encoder.tokenizer.convert_tokens_to_ids("<|assistant|>")].rstrip
+    plain, _ = encoded(tmp_path, "phi3", [ASKED, FOUR])
+    assert text == plain

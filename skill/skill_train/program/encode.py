@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import signal
@@ -15,7 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import left_out_thoughts, name_of_call, with_each_arguments, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
-from skill_train.program.chat.labels import IGNORED
+from skill_train.program.chat.labels import IGNORED, labels_of
 from skill_train.program.chat.told import ToldRows
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
@@ -139,6 +138,7 @@ class Encoder:
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
+        self.added = frozenset(tokenizer.added_tokens_decoder)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
@@ -221,13 +221,7 @@ class Encoder:
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
-        # where the token before it ends.
-        offsets = encoded["offset_mapping"]
-        ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
-        offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
-        inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in offsets]
-        labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
+        labels = labels_of(rendered, ids, encoded["offset_mapping"], spans, self.added)
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]

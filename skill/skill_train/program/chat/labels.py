@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from itertools import groupby
+from collections.abc import Container
+from itertools import accumulate, groupby
 from typing import Any
 
 from skill_train.program.examples import Tokens
 
 IGNORED = -100  # the label of a token that is read and not trained
+
+
+def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
+    """The ids of the tokens with a part inside a span, and `IGNORED` for others.
+
+    Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins where
+    the token before it ends. An added token may take the spaces behind it, as Phi-3's `<|assistant|>` does: where they
+    begin an answer, it is the prompt's all the same.
+    """
+    labels, ends = list[int](), accumulate((end for _, end in offsets), max, initial=0)
+    for token, (first, end), before in zip(ids, offsets, ends, strict=False):
+        start = min(first, before)
+        inside = (a for a, b in spans if start < b and end > max(a, start))
+        trained = any(token not in added or not text[start:a].strip() for a in inside)
+        labels.append(token if trained else IGNORED)
+    return labels
 
 
 def trained_tokens(row: Tokens) -> int:
