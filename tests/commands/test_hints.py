@@ -96,11 +96,18 @@ def hints(tree: ast.AST) -> Iterator[ast.JoinedStr]:
             value = node.value
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = " ".join(map(ast.unparse, targets)).replace(".", " ").split()
-            value = node.value if {*SAID, "following", "again"} & set(names) else None
-        elif isinstance(node, ast.JoinedStr) and ast.unparse(node)[2:].startswith("skill-train "):
+            names = {name for target in targets for name in _dotted(target)}
+            value = node.value if {*SAID, "following", "again"} & names else None
+        elif isinstance(node, ast.JoinedStr) and str(getattr(node.values[0], "value", "")).startswith("skill-train "):
             value = node
         yield from (one for one in ast.walk(value) if isinstance(one, ast.JoinedStr)) if value else ()
+
+
+def _dotted(target: ast.expr) -> list[str]:
+    """The names in `error.hint`."""
+    if isinstance(target, ast.Attribute):
+        return [*_dotted(target.value), target.attr]
+    return [target.id] if isinstance(target, ast.Name) else []
 
 
 def unquoted(source: str, module: str = "") -> list[str]:
