@@ -2,12 +2,13 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-Of a docstring, but that of main.py, it has the first paragraph; the parts have the rest.
+Of a docstring, but that of main.py, it has the first sentence; the parts have the rest.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -52,16 +53,19 @@ def join(folder: Path) -> str:
 
 
 def shortened(source: str) -> str:
-    """A source whose functions and classes have only the first paragraph of their docstrings."""
+    """A source whose functions and classes have only the first sentence of their docstrings."""
     lines = source.splitlines(keepends=True)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     texts = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
     for text in sorted(texts, key=lambda text: -text.lineno):
-        said = lines[text.lineno - 1 : text.end_lineno]
-        if "\n" in said:
-            said = said[: said.index("\n")]
-            lines[text.lineno - 1 : text.end_lineno] = [*said[:-1], said[-1].rstrip("\n") + '"""\n']
+        whole = "".join(lines[text.lineno - 1 : text.end_lineno])
+        if (first := first_sentence(whole)) != whole:
+            lines[text.lineno - 1 : text.end_lineno] = [first + '"""\n']
     return "".join(lines)
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"\n\n|(?<=\.)\s", text, maxsplit=1)[0]
 
 
 def check_imports(trees: dict[str, ast.Module]) -> None:
@@ -125,8 +129,8 @@ def imports(trees: dict[str, ast.Module]) -> str:
 
 
 def banner(part: str, tree: ast.Module) -> str:
-    """The name of a part, and what its docstring begins with; main's docstring is that of the whole."""
-    text = "" if part == "main" else (ast.get_docstring(tree) or "").partition("\n\n")[0]
+    """The name of a part, and the first sentence about it; main's docstring is that of the whole."""
+    text = "" if part == "main" else first_sentence(ast.get_docstring(tree) or "")
     return f"# --- {part} ---\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 

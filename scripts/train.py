@@ -206,7 +206,7 @@ def first_line(error: BaseException) -> str:
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
+    """The error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -231,8 +231,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def process_figure(file: str, field: str, process: int | str = "self") -> int | None:
-    """A figure of this process, or of another one, from Linux: bytes in `limits`, KiB in `status`. None without a
-    limit, after the end of the process, or without Linux."""
+    """A figure of this process, or of another one, from Linux: bytes in `limits`, KiB in `status`."""
     try:
         text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8")
     except OSError:
@@ -267,7 +266,7 @@ def run_id() -> str | None:
 
 
 def again() -> str:
-    """How to continue a run that ended. In a job, its folder has no name for the user."""
+    """How to continue a run that ended."""
     if run_id() is None:
         return "skill-train local --resume --run-dir RUN"
     return "start the run again: it goes on from its newest kept checkpoint"
@@ -285,7 +284,7 @@ def wait_for_all() -> None:
 
 
 def any_process(own_answer: bool, device: Any) -> bool:
-    """Whether the answer of one of the processes is yes. Every process must call this."""
+    """Whether the answer of one of the processes is yes."""
     import torch
     import torch.distributed as dist
 
@@ -297,7 +296,7 @@ def any_process(own_answer: bool, device: Any) -> bool:
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """Writes an event that is the same for all processes. Only the main process writes it."""
+    """Writes an event that is the same for all processes."""
     if is_main_process():
         tell(name, **fields)
 
@@ -312,13 +311,13 @@ def tell(name: str, /, **fields: Any) -> None:
 
 
 def silence() -> None:
-    """Sends standard output to nowhere. Nobody reads it any more, and a failing write would end the training."""
+    """Sends standard output to nowhere."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had. On Linux this is not `ru_maxrss`, which starts with the parent's."""
+    """The most memory that this process has had."""
     import resource
 
     peak = process_figure("status", "VmHWM:")
@@ -435,7 +434,7 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do."""
+    """Refuses a model folder that leads libraries to files outside it, or to endless work."""
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
 
@@ -459,8 +458,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
-    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` are allowed:
-    they have an effect only with trust_remote_code, which is off everywhere."""
+    """Refuses settings that name code to fetch and run, at any depth."""
     for holder in objects_in(document):
         for key, allowed in NAMES_OF_CODE.items():
             setting = holder.get(key)
@@ -477,7 +475,7 @@ def check_settings(document: Any, path: Path) -> None:
 
 def check_values(document: JsonObject, path: Path) -> None:
     """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
-    a character. `model_max_length` may be 10**30, for "no limit"."""
+    a character."""
     for key, value in values_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
@@ -486,7 +484,7 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of another kind."""
     if not isinstance(document.get("model_type", ""), str):
         raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
@@ -502,9 +500,7 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Refuses a config that claims far more layers, experts or columns than the weights hold. A loader would create
-    them all before it sees that their weights are missing. Without weights, it refuses more than any published model
-    has."""
+    """Refuses a config that claims far more layers, experts or columns than the weights hold."""
     if not (folder / "config.json").is_file():
         return
     for key, value in values_in(foreign_json(folder / "config.json")):
@@ -527,7 +523,7 @@ def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
     """The shapes of the tensors in these files, by name; empty if a file is missing or broken, which the reader of its
-    weights reports. Empty tensors are left out, because they may claim any shape."""
+    weights reports."""
     shapes: dict[str, list[int]] = {}
     for path in files:
         try:
@@ -635,13 +631,12 @@ def objects_in(document: Any) -> Iterator[JsonObject]:
 
 
 def block_hub_kernels() -> None:
-    """Hides the package `kernels`; call it before transformers is imported. With that package, transformers would fetch
-    compiled code from the Hub for a kind of attention, of experts or of quantization that a config names."""
+    """Hides the package `kernels`; call it before transformers is imported."""
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 def check_regular(path: Path, *, hint: str = "download the model again") -> None:
-    """Refuses a pipe, a device or a socket. A missing file is reported by its reader."""
+    """Refuses a pipe, a device or a socket."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -701,7 +696,7 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
-    """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
+    """A regular file, open for reading."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as file:
         status = os.fstat(number)
@@ -763,8 +758,7 @@ def unsound(path: Path, why: str) -> Refused:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers loads the weights: the single one, or those that the index names. They may be
-    missing."""
+    """The files from which transformers loads the weights: the single one, or those that the index names."""
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
     names = sorted(set(weight_map(folder / INDEX).values()))
@@ -774,8 +768,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor that an index names. Only plain names of safetensors files are allowed, no paths or
-    pickles."""
+    """The file of each tensor that an index names."""
     document = foreign_json(index)
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or not names:
@@ -816,8 +809,7 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they 
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
-    from_pretrained (transformers 5.23)."""
+    """The model's config with our kernel in every part."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -826,7 +818,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 
 def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed."""
+    """Changes fields of a config.json at each level that has them, or else at the first."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
@@ -841,8 +833,7 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
 
 def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
     """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
-    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
-    which transformers takes then."""
+    which tokens an answer ends."""
     path = folder / "generation_config.json"
     if not ends:
         return []
@@ -861,8 +852,7 @@ def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
 
 
 def files_of_base(base: Path) -> list[Path]:
-    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
-    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    """The files that belong to a model's weights, also in sub-folders."""
     files: list[Path] = []
     for root, folders, names in os.walk(base):
         folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
@@ -909,7 +899,7 @@ def mark(checkpoint: Path) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
+    """Whether all its files have the sizes that its marker names."""
     marker = checkpoint / COMPLETE
     if not marker.is_file():
         return False
@@ -921,8 +911,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def share_weights(folder: Path, like: Path) -> None:
-    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
-    them, so a run of a container's root could not be merged by its user."""
+    """Gives the weights in a folder the permissions of the file `like`."""
     for file in folder.glob("*.safetensors"):
         with suppress(OSError):  # a file system without permissions
             file.chmod(like.stat().st_mode & 0o777)
@@ -958,8 +947,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def stop_signals() -> list[int]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
+    """The signals that end a training at a checkpoint."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -971,7 +959,7 @@ def stop_signals() -> list[int]:
 
 
 class Recipe(TypedDict):
-    """What is trained. `skill_train.recipe.fields` holds the meaning of each field, and the defaults."""
+    """What is trained."""
 
     model: str
     revision: str | None
@@ -1063,7 +1051,7 @@ class Launch(TypedDict):
 
 
 class Plan(TypedDict):
-    """`plan.json`, as far as the program reads it. `recipe` and `placement` must be there, with all their fields."""
+    """`plan.json`, as far as the program reads it."""
 
     schema: str
     recipe: Recipe
@@ -1089,8 +1077,7 @@ SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after 
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
-    shows."""
+    """How many rows never train."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
@@ -1110,7 +1097,7 @@ def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | Non
 
 def smaller_layout(placement: Placement) -> Placement | None:
     """The next layout in the planner's order that needs less memory: first recomputed activations, then fewer rows at a
-    time. Each step trains the same rows. None after the smallest layout."""
+    time."""
     if not placement["gradient_checkpointing"]:
         return placement | {"gradient_checkpointing": True}
     rows = placement["per_device_train_batch_size"]
@@ -1129,7 +1116,7 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ran out of memory. A killed one gave no reason, and anybody may have killed it."""
+    """Whether a training certainly ran out of memory."""
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
     now = kills_for_memory()
@@ -1194,8 +1181,7 @@ def is_left_out(message: Any) -> bool:
 
 
 def marks(name: str, row: Any) -> list[bool]:
-    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train.
-    Empty for another column. A `label` of 0 is a verdict in the columns of KTO, and else may be a class."""
+    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train."""
     words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
@@ -1230,7 +1216,7 @@ def cannot(message: Any, keys: list[str], why: str) -> Refused:
 
 
 # --- examples ---
-# Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
+# Examples: what a row becomes.
 
 # A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
@@ -1245,7 +1231,7 @@ MEND = "correct or remove it; rows are never dropped silently"  # the hint of a 
 
 
 class Message(TypedDict):
-    """A message of a chat. Its other keys stay for the template, such as `name` and `reasoning_content`."""
+    """A message of a chat."""
 
     role: str
     content: str
@@ -1274,7 +1260,7 @@ class Tokens(TypedDict):
 
 
 class Pictured(TypedDict, total=False):
-    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order."""
+    """The pictures of a row, if it has any."""
 
     images: list[Any]
     image_sha256: list[str]
@@ -1347,8 +1333,7 @@ def says(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text. They stay as they are where there is no text, or where they
-    begin with the same one."""
+    """The messages after a system message of this text."""
     if not says(text) or not isinstance(messages, list):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
@@ -1501,8 +1486,7 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
-    """A conversation of well-formed messages. Its first `prompt_messages` messages never train, nor do the answers that
-    a key leaves out, such as OpenAI's `weight` of 0."""
+    """A conversation of well-formed messages."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
@@ -1584,7 +1568,7 @@ def unreadable(message: str, expected: str, got: str = "", hint: str = "") -> Re
 
 
 class RepeatedKey(ValueError):
-    """A JSON object has a key twice. Python's reader, like most, drops the first value silently."""
+    """A JSON object has a key twice."""
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
@@ -1725,21 +1709,21 @@ def name_of_call(call: Any) -> str:
 
 
 # --- chat/typed ---
-# Control tokens in the text of a message. A tokenizer reads a typed `<|im_end|>` as the token that ends a turn.
+# Control tokens in the text of a message.
 
 # Tokens that answers rightly have in their texts: around thoughts, calls of tools and their answers.
 WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE)
 
 
 def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] | None:
-    """The added tokens of a tokenizer that stand in this text. DeepSeek's `<｜User｜>` is not special."""
+    """The added tokens of a tokenizer that stand in this text."""
     marks = {token.content for token in added if token.special or token.content[:1] in ("<", "[")}
     found = {mark for mark in marks if mark.strip() and mark in around_turns and not WITHIN_ANSWERS.search(mark)}
     return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
 
 
 class TypedTokens:
-    """The rows that have control tokens in texts, and those whose answers only end with one. Of each the place."""
+    """The rows that have control tokens in texts, and those whose answers only end with one."""
 
     def __init__(self) -> None:
         self.inside, self.ended = list[str](), list[str]()
@@ -1875,7 +1859,7 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
 
 
 def trained_tokens(row: Tokens) -> int:
-    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
+    """The number of labels that count."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
@@ -1964,13 +1948,12 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
 
 
 def mean_row(group: Group) -> int:
-    """Bytes of a row in a file, by its footer. Pictures make it large."""
+    """Bytes of a row in a file, by its footer."""
     return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
 
 
 def in_pieces(groups: list[Group]) -> dict[str, Any]:
-    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
-    group, which with pictures may be gigabytes."""
+    """How pyarrow reads a file of large rows: a piece of a column after the other."""
     large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
     return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
@@ -1998,8 +1981,7 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
-    know."""
+    """The row groups of a Parquet file."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -2030,7 +2012,7 @@ def check_footer(groups: list[Group], path: Path, size: int) -> None:
 
 
 class Column:
-    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
+    """The claims of the pages of one column of one row group."""
 
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
@@ -2078,7 +2060,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
 
 
 def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
+    """Bytes of the longest text in a dictionary."""
     import pyarrow
 
     if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
@@ -2204,8 +2186,7 @@ def python_bytes(array: Any) -> int:
 
 
 def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
+    """Rows of Arrow without the nulls that Arrow added."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
     for row in rows:
         yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
@@ -2257,7 +2238,7 @@ DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
 
 
 def as_stored(feature: Any) -> Any:
-    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    """The same column, undecoded."""
     if isinstance(feature, dict):
         return {name: as_stored(part) for name, part in feature.items()}
     if isinstance(feature, list):
@@ -2277,7 +2258,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
+    """A JSON object beside the rows."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -2288,8 +2269,7 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
-    compressed ones."""
+    """Refuses a folder with compressed or too many rows."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -2427,8 +2407,7 @@ def rows_named(data: str, file: str | None) -> str:
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
     """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of a file of rows on the Hub it is that of the file, and of other data on the Hub where
-    huggingface_hub puts the files of the dataset."""
+    itself, which a plan names."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -2440,8 +2419,7 @@ def picture_folder(data: str, file: str | None = None, commit: str | None = None
 
 
 def hub_cache_of(folder: Path) -> Path | None:
-    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows. There the files are
-    links to others in `blobs`. None for a folder of the user."""
+    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
@@ -2452,7 +2430,7 @@ Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
-    """The rows, once the files of the repository that they name lie in the cache. Only a few rows are held at once."""
+    """The rows, once the files of the repository that they name lie in the cache."""
     while ahead := list(islice(rows, ROWS_AHEAD)):
         texts = {text for each in ahead for text in texts_in(each[1]) if 0 < len(text) < NAME_CHARACTERS}
         bring_files(file, {name for text in texts if (name := file.beside(text)) in files_at(file)})
@@ -2479,7 +2457,7 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
-    """Brings files of the repository to the cache. Those that lie there cost no request."""
+    """Brings files of the repository to the cache."""
     from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
 
     from huggingface_hub import hf_hub_download
@@ -2552,8 +2530,7 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 
 def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder."""
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -2589,8 +2566,7 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
-    """A value of the table, where `below` is its folder. The name of a picture without an ending, which a text could be
-    too, becomes what `datasets` makes of every name."""
+    """A value of the table, where `below` is its folder."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):
@@ -2650,7 +2626,7 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB. What is transparent becomes white."""
+    """The picture, upright, as a PIL image in RGB."""
     from PIL import ImageOps
 
     with opened_picture(source, folder) as (image, _):
@@ -2672,8 +2648,7 @@ def upright_size(image: Any) -> PictureSize:
 
 
 def orientation(image: Any) -> int:
-    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
-    count: Pillow's own method decodes the file for it."""
+    """The orientation that EXIF says, from 1 (upright) to 8."""
     from PIL import Image
 
     value = Image.Image.getexif(image).get(0x0112)
@@ -2693,7 +2668,7 @@ def picture_path(source: PictureSource) -> str | None:
 
 
 class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+    """The digest of the pictures of a dataset, in the order of its rows."""
 
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -2827,7 +2802,7 @@ def data_uri(source: str) -> bytes:
 
 
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
-    """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
+    """A file in the folder of the dataset."""
     name = path[:200]
     try:
         file, where = placed_file(path, folder)
@@ -2908,8 +2883,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
-    """Refuses a text, or messages, with a place that no picture was left for. Of a row without pictures a text may
-    speak of the tag."""
+    """Refuses a text, or messages, with a place that no picture was left for."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -2935,8 +2909,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
-    """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
-    appends each to `pictures`."""
+    """A text or a list of messages with `PICTURE` in place of each picture."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -2969,7 +2942,7 @@ def lifted_text(text: str, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
-    """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
+    """The mark of the next picture of the column."""
     if not waiting:
         return ""
     pictures.append(waiting.pop(0))
@@ -2999,8 +2972,7 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
-    """Refuses a part that holds more than its type says: it would be dropped silently. Arrow fills the keys of other
-    parts with null."""
+    """Refuses a part that holds more than its type says: it would be dropped silently."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
@@ -3235,7 +3207,7 @@ class Engine:
 
     def patches(self, pixels: Any) -> Any:
         """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
-        film. [3, height, width] -> [patches, numbers]"""
+        film."""
         import numpy as np
 
         size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
@@ -3273,12 +3245,12 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
 
 def single(number: float) -> float:
-    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
+    """The nearest number of single precision."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
-    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
+    """The picture in its own shape, as large as it fits, amid black."""
     from PIL import Image
 
     if image.size == target:
@@ -3293,8 +3265,7 @@ def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
 
 
 def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
-    """Along the lines first, then along the columns. Pillow 13 by itself begins with the columns of some pictures, and
-    some pixels are one level off then."""
+    """Along the lines first, then along the columns."""
     return image.resize((size.width, image.height), kernel).resize(size, kernel)
 
 
@@ -3344,8 +3315,7 @@ _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the
 
 @dataclass
 class ImageProcessor:
-    """The settings of a model's image processor, by the names that transformers gives them. Those of other families are
-    the values below."""
+    """The settings of a model's image processor, by the names that transformers gives them."""
 
     kind: str
     size: dict[str, int]
@@ -3459,7 +3429,7 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
-    picture that is not divided). Gemma 3 divides none."""
+    picture that is not divided)."""
     if processor.kind == "gemma3":
         return TileGrid(1, 1)
     if engine is not None:
@@ -3498,8 +3468,7 @@ def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """As `_preprocess` of both processors resizes and divides. Their `get_number_of_image_patches` rounds one side
-    from the size before the other was rounded, and counts fewer tiles where `size` is not a multiple of a tile."""
+    """As `_preprocess` of both processors resizes and divides."""
     if not processor.do_image_splitting or processor.max_image_size is None:
         return TileGrid(0, 0)
     tile = processor.max_image_size["longest_edge"]
@@ -3563,7 +3532,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
 
 
 def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
-    """The image processor with the limits of a recipe. Raises as `limit_pixels`."""
+    """The image processor with the limits of a recipe."""
     changed = replace(processor)
     limit_pixels(changed, changed.kind, least, most)
     return changed
@@ -3594,8 +3563,7 @@ class Places(NamedTuple):
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
-    without `preprocess` it is the processor that reads them."""
+    """The fields of a recipe that say how its pictures are read."""
 
     model: str
     revision: str | None
@@ -3637,8 +3605,7 @@ class Pictures:
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
-        """The content of a message as the parts that the chat template reads. llama.cpp's server gives it one text,
-        with a mark of its own where a picture stands."""
+        """The content of a message as the parts that the chat template reads."""
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
 
     @cached_property
@@ -3760,7 +3727,7 @@ class Pictures:
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
     def token_types(self, ids: Any) -> dict[str, Any]:
-        """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
+        """Where pictures stand, for the families whose model asks."""
         name = TYPE_NAMES.get(self.kind)
         return {} if name is None else {name: (ids == self.token_id).long()}
 
@@ -3779,8 +3746,7 @@ def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
-    their own, and llama.cpp does not."""
+    """Gemma 3: the same number of tokens for every picture, between two marks."""
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
     text = f"{begin}{pictures.places.token * pictures.tokens(size)}{end}"
     return text if pictures.engine is not None else f"\n\n{text}\n\n"
@@ -3828,7 +3794,7 @@ class PixelLimits(NamedTuple):
 
 def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]:
     """Writes the limits into the files of a model's image processor, so that whoever loads the model resizes pictures
-    as the training did. Returns what was changed, by its name; a file without a change stays as it is."""
+    as the training did."""
     changed: dict[str, Any] = {}
     for path in (folder / name for name in PROCESSOR_FILES):
         document = foreign_json(path) if path.is_file() and limits != PixelLimits(None, None) else None
@@ -3916,8 +3882,7 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
-    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
-    that write commas between cells quote a text with a comma or a line break."""
+    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
@@ -3926,8 +3891,7 @@ def vote(record: Record, sign: str, columns: int) -> int:
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
-    """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
-    without quotes, and readers make one row of all that stands between two."""
+    """Refuses a table with a row that may be `several`, unless more rows need their quotes."""
     start, cells, lines, _ = several
     if sum(vote(record, sign, len(cells)) for record in records) <= 0:
         raise unreadable(
@@ -4017,8 +3981,7 @@ PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
-    number."""
+    """`(line, row)` for each row of the chosen split."""
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
         rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
@@ -4064,7 +4027,7 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row. Training ends with the `refusal`."""
+    """A line that is not a row."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
@@ -4076,7 +4039,7 @@ Line = tuple[int, Row | Broken, bytes | None]
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a file. Raises `Refused` at the first line that is not a row."""
+    """The rows of a file."""
     for number, row, _ in lines_of(path):
         if isinstance(row, Broken):
             raise row.refusal
@@ -4185,7 +4148,7 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
-    """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
+    """The lines of a text."""
     for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")
@@ -4223,15 +4186,14 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
-    which includes Latin-1."""
+    """The refusal of text that is not UTF-8."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document. None for a file that is not one document."""
+    """The items of a JSON document."""
     try:
         text = whole_text(path)
         return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
@@ -4245,7 +4207,7 @@ def json_items(path: Path) -> list[Any] | None:
 
 
 def item_with_repeated_key(path: Path, text: str) -> str | None:
-    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
+    """The first item of a document in which an object has a key twice."""
     repeating_items = list[Row]()
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
@@ -4264,7 +4226,7 @@ def item_with_repeated_key(path: Path, text: str) -> str | None:
 
 
 def ids_in(value: Any) -> Iterator[int]:
-    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
+    """`id` of a value and of everything in it."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -4292,7 +4254,7 @@ SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}
 
 
 def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[int, Any]]:
-    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
+    """The rows of `train[10:500]` or `train[:10%]`."""
     match = SLICE.fullmatch(split)
     if match is None:
         raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
@@ -4323,7 +4285,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def load_saved(folder: Path, name: str) -> Any:
-    """One split of a saved folder. All files that `datasets` will open are checked first."""
+    """One split of a saved folder."""
     import datasets
 
     with broken_saved(folder):
@@ -4345,8 +4307,7 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
-    """Turns errors of a damaged folder into a `Refused`. `datasets` and pyarrow raise any class: KeyError, ArrowInvalid
-    …"""
+    """Turns errors of a damaged folder into a `Refused`."""
     try:
         yield
     except Exception as error:
@@ -4393,8 +4354,7 @@ def tables_of(builder: Any, split: str) -> list[HubFile]:
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
-    """Refuses the rows of another commit. Where the Hub does not answer, `datasets` 5.2 takes the newest folder of its
-    cache, whatever revision was asked for."""
+    """Refuses the rows of another commit."""
     commits = {Path(file["filename"]).parent.name for file in loaded.cache_files}
     if commits != {commit}:
         raise Refused(
@@ -4419,7 +4379,7 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
+    """Reports why this process failed, if it is the first one."""
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
@@ -4431,7 +4391,7 @@ def tell_failure(refusal: Refused, folder: Path | None) -> None:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
+    """Turns missing packages, full disks and exhausted memory into a `Refused`."""
     try:
         yield
     except Exception as error:
@@ -4449,8 +4409,7 @@ STRATEGIES = ("single", "ddp", "fsdp")
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan, with every field present and of its type. It needs only the standard library, so a bad plan fails at
-    once."""
+    """The plan, with every field present and of its type."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
@@ -4464,7 +4423,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def plan_document(path: Path) -> Any:
-    """The JSON object of a plan. Its recipe and placement have all their fields."""
+    """The JSON object of a plan."""
     document = read_document(path)
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
@@ -4543,8 +4502,7 @@ def check_batch(recipe: Recipe, placement: Placement) -> None:
 
 
 def check_processes(placement: Placement) -> None:
-    """Refuses another number of processes than the plan's. A missing process would leave out its part of every batch,
-    and the loss would look healthy. `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    """Refuses another number of processes than the plan's."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != placement["num_processes"]:
         raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
@@ -4578,7 +4536,7 @@ def require_hub_inputs(plan: Plan) -> None:
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Reads the data from another place than the planned one. It must have the same bytes."""
+    """Reads the data from another place than the planned one."""
     if data is None:
         return
     if not data.exists():
@@ -4609,8 +4567,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
-    name all files that are fetched later."""
+    """As `check_model`, for the model of a plan."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -4622,8 +4579,7 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def prepare_environment(placement: Placement) -> None:
-    """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
-    operators."""
+    """Sets variables; call it before any library is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
@@ -4702,7 +4658,7 @@ class Repeated(TypedDict):
 
 
 class DataFigures(Repeated):
-    """Rows and tokens of the data. The tokens are those of the rows that train."""
+    """Rows and tokens of the data."""
 
     rows: int
     train_rows: int
@@ -4716,8 +4672,7 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """The data that is fed. `order` holds indices into `train`, one for each row of each step. `pictures` reads the
-    pictures of the rows; it is None where they are text."""
+    """The data that is fed."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
@@ -4727,8 +4682,7 @@ class Data(TypedDict):
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
-    success (trl#6668)."""
+    """The rows with something to learn; refuses others."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -4752,8 +4706,7 @@ def held_out_rows(
     seed: int,
     images: list[list[str]] | None = None,
 ) -> set[int]:
-    """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
-    out or trained together: for a model that has seen such a row, the question is not new."""
+    """Indices of rows that never train."""
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
     keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
@@ -4766,8 +4719,7 @@ def held_out_rows(
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
-    """The indices of whole groups, with at most `count` rows. If every group is larger, it is the smallest group, up to
-    a fifth of the rows. Rows that are all different are drawn as the first version did."""
+    """The indices of whole groups, with at most `count` rows."""
     sizes = Counter(groups)
     names = list(sizes)
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
@@ -4785,8 +4737,7 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
 
 
 def joined(*keys: Sequence[Any]) -> list[int]:
-    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group. A key
-    may be a list: one equal value is enough."""
+    """The group of each row."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -4803,8 +4754,7 @@ def joined(*keys: Sequence[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
-    """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
-    max_length leaves are equal."""
+    """Equal numbers for rows that train the same."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     own_contents = [
         digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
@@ -4872,8 +4822,7 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
 
 
 def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
-    """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
-    held_out.jsonl does. None if there is neither."""
+    """The rows that the run of a checkpoint held out."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
@@ -4896,8 +4845,7 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
 
 
 def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """The order with the rows of each step from long to short. Rows that are padded together then have similar lengths,
-    and memory peaks at the beginning. A step learns from the same rows in any order."""
+    """The order with the rows of each step from long to short."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
@@ -4913,14 +4861,12 @@ PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]",
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty tokenizer of the model's
-    type."""
+    """Whether a model folder holds a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer. Without its files transformers would silently make an empty one of the model's
-    type."""
+    """The model's own tokenizer."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -4987,7 +4933,7 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def follows_its_file(tokenizer: Any) -> bool:
-    """Whether this class uses tokenizer.json unchanged. Other classes build it anew."""
+    """Whether this class uses tokenizer.json unchanged."""
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
@@ -5053,8 +4999,7 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
 
 
 def without_words(document: JsonObject) -> Any:
-    """The tokenizer of such a document with an empty vocabulary. transformers always takes the vocabulary from the
-    file."""
+    """The tokenizer of such a document with an empty vocabulary."""
     from tokenizers import Tokenizer
 
     empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
@@ -5062,8 +5007,7 @@ def without_words(document: JsonObject) -> Any:
 
 
 def splitting(backend: Any) -> list[Any]:
-    """The settings, beside vocabulary and merges, that decide which ids a text gets. An empty prefix or suffix of
-    pieces, which Qwen's class sets, counts as none."""
+    """The settings, beside vocabulary and merges, that decide which ids a text gets."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 
@@ -5152,7 +5096,7 @@ ARGUMENTS_READ = (
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else."""
+    """Raises TimeoutError if the block takes longer."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -5169,8 +5113,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
-    """The refusal of a chat template that is too slow. It blames the model and not a row: the next row would be as
-    slow."""
+    """The refusal of a chat template that is too slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -5181,8 +5124,7 @@ def endless_template(model: str) -> Refused:
 
 
 def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
-    """What ends an answer: a special token, or several in a row up to the end token. Command R7B's template writes
-    `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`."""
+    """What ends an answer: a special token, or several in a row up to the end token."""
     if not special:
         return None
     one = "(?:" + "|".join(map(re.escape, special)) + ")"
@@ -5289,7 +5231,7 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span."""
+        """Ids of the whole text, and labels."""
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
@@ -5328,8 +5270,7 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
-        them the text would be the same, and often an empty answer would be trained."""
+        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first."""
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
@@ -5341,8 +5282,7 @@ class Encoder:
                     )
 
     def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know
-        them leave them out without an error, and some write the calls of an answer without its text."""
+        """Notes that tools, or messages of a role such as system, do not stand in the text."""
         if tools and self.try_render(messages, None) == rendered:
             self.note(NOT_RENDERED.format("the descriptions of tools"))
         for index, message in enumerate(messages):
@@ -5417,7 +5357,7 @@ class Encoder:
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
-        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
+        there)."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -5483,7 +5423,7 @@ class Encoder:
             self.patience += earned - (time.thread_time() - started)
 
     def in_parts(self, messages: list[Message]) -> list[Any]:
-        """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""
+        """The messages as the template reads them."""
         if self.pictures is None:
             return list(messages)
         return [message | {"content": self.pictures.parts(message["content"])} for message in messages]
@@ -5500,8 +5440,7 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """Refuses a question that was already rendered with the template: it would be rendered twice. Messages as a
-        prompt may have none."""
+        """Refuses a question that was already rendered with the template: it would be rendered twice."""
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
         mark = next((mark for mark in self.template_marks if mark in question), None)
         if mark is not None:
@@ -5562,7 +5501,7 @@ SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
-    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16."""
+    """The torch type of each weight that trains, by name."""
     import torch
 
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -5573,8 +5512,7 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
-    """Checks, before the first step, that an optimizer trains only float32 weights. Gradients of other types cannot be
-    scaled for float16."""
+    """Checks, before the first step, that an optimizer trains only float32 weights."""
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
@@ -5589,9 +5527,7 @@ def require_float32(optimizer: Any) -> None:
 
 
 def keep_input_types(model: Any) -> None:
-    """Leaves it to autocast in which type an adapter computes. PEFT (0.21) makes the input of each layer float32, and
-    autocast makes it 16-bit again. The values are the same, but each layer copies its input twice: a fifth of the GPU's
-    time on an H100. Not for DoRA, which multiplies in float32 too."""
+    """Leaves it to autocast in which type an adapter computes."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
@@ -5600,8 +5536,7 @@ def keep_input_types(model: Any) -> None:
 
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
-    """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
-    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU."""
+    """Scores the trained positions alone, some megabytes of logits at a time."""
     import functools
     import types
 
@@ -5666,7 +5601,7 @@ def log_probs_function() -> Any:
     import torch
 
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
-        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens]."""
+        """log p of each label."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
@@ -5709,8 +5644,7 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
-    """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
-    neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
+    """The kernel of the plan, or eager if the model's class does not support it."""
     classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if kernel != "sdpa" or first is None or first._supports_sdpa:
@@ -5758,8 +5692,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name. For a model on the Hub they are
-    in the cache by then."""
+    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
@@ -5773,12 +5706,12 @@ def is_full(recipe: Recipe) -> bool:
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """The type of the weights. A frozen base has the type of the computation."""
+    """The type of the weights."""
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
 def check_optimizer(recipe: Recipe) -> None:
-    """Refuses an unknown optimizer before the model is loaded. The trainer would refuse it afterwards."""
+    """Refuses an unknown optimizer before the model is loaded."""
     from transformers.training_args import OptimizerNames
 
     names = [name.value for name in OptimizerNames]
@@ -5821,7 +5754,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 # Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter. Names of targets alone would hit the tower too, which has its own `q_proj`."""
+    """The modules that get an adapter."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -5886,8 +5819,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
-    """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
-    names."""
+    """Refuses a name that ends no module's name."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -5937,8 +5869,7 @@ TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def watch_standard_input(folder: Path) -> None:
-    """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
-    once."""
+    """Watches standard input in a thread."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -5964,8 +5895,7 @@ def abandoned(when: str) -> Refused:
 
 
 def damaged_file(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
-    digests."""
+    """The first file of a complete checkpoint that has other bytes than were written."""
     digests = checkpoint / DIGESTS
     try:
         written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
@@ -5975,8 +5905,7 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them, and
-    damaged ones get another name."""
+    """The newest checkpoint with its marker and all its bytes."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -6013,8 +5942,7 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
-    """Refuses to go on with other weights than those that `environment.json` of the earlier start names. Earlier
-    versions recorded none."""
+    """Refuses to go on with other weights than those that `environment.json` of the earlier start names."""
     path = folder / "environment.json"
     anew = "train into a new --run-dir"
     recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
@@ -6030,7 +5958,7 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
 
 
 class Fed(TypedDict):
-    """The data that one step was fed. `epoch`: how often all rows had been fed by then."""
+    """The data that one step was fed."""
 
     epoch: float
     tokens: int
@@ -6071,8 +5999,7 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
-        """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
-        the trainer's own log, which has losses and no times."""
+        """The lines of the steps that the checkpoint holds; later steps will be made again."""
 
         def of_trainer(state: Any) -> dict[int, StepLine]:
             logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
@@ -6152,7 +6079,7 @@ class Watch:
         return Callback()
 
     def on_start(self, optimizer: Any, scheduler: Any) -> None:
-        """Adds the optimizer and its schedule to the recorded arguments. The trainer creates them only now."""
+        """Adds the optimizer and its schedule to the recorded arguments."""
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
             recorded = json.loads(record.read_text(encoding="utf-8"))
@@ -6161,7 +6088,7 @@ class Watch:
             )
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
-        """Records one step. False when the run must stop."""
+        """Records one step."""
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
         loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
         bad = self.bad_loss(step, loss, grad_norm)
@@ -6220,8 +6147,7 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
-        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak. The
-        first answer becomes the baseline."""
+        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak."""
         import torch
 
         now = {"rss": peak_rss_bytes()}
@@ -6244,16 +6170,14 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def remove_older(self, checkpoint: Path) -> None:
-        """Removes older checkpoints, once the newest has its marker. The trainer itself (transformers 5.23) would
-        remove them earlier, and by time: after the clock was set back, it would remove the newest."""
+        """Removes older checkpoints, once the newest has its marker."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
             (path / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes. All must stop after the same step, or the rest would wait for
-        ever."""
+        """Whether a signal reached any of the processes."""
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
             self.problem = self.problem or self.interruption()
@@ -6283,8 +6207,7 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
-    """The class and the groups of an optimizer. `lr` is left out, because it changes with each step and in a resumed
-    run."""
+    """The class and the groups of an optimizer."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
@@ -6313,7 +6236,7 @@ FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can b
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
-    """TRL's trainer with every argument set. Rows are already tokenized and masked, so TRL prepares nothing."""
+    """TRL's trainer with every argument set."""
     import datasets
     import torch
     import transformers
@@ -6340,16 +6263,14 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
         def create_optimizer(self, *positional: Any) -> Any:
-            """Restores the types of the run first. PEFT (0.21) makes the adapter of a checkpoint float32 when it is
-            read."""
+            """Restores the types of the run first."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
             return super().create_optimizer(*positional)
 
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
-            """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
-            before the training compute as the training does."""
+            """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU."""
             half = torch.float16 if self.args.fp16 else torch.bfloat16 if self.args.bf16 else None
             if half is None:
                 return super().autocast_smart_context_manager(*positional)
@@ -6416,14 +6337,14 @@ class PictureCollator:
 
 def may_leave_unused(recipe: Recipe) -> bool:
     """Whether a batch may use only a part of the weights that train: a row without pictures uses those of the language
-    model alone. To look for the unused ones takes time in every pass."""
+    model alone."""
     parts = recipe.get("lora_parts") or ["language"]
     outside = is_full(recipe) or parts != ["language"] or bool(recipe["modules_to_save"])
     return bool(recipe.get("images")) and outside
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
-    """All arguments. None is left to a default of TRL (1.16: bf16 on every device, checkpointing on, 1024 tokens)."""
+    """All arguments."""
     from trl import SFTConfig
 
     return SFTConfig(
@@ -6490,8 +6411,7 @@ def reporter(name: str) -> str:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or continues from a checkpoint. The seed is set again, so that the checks before have no effect on it.
-    Each process draws its own dropout."""
+    """Trains, or continues from a checkpoint."""
     import transformers
 
     # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
@@ -6505,8 +6425,7 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 
 
 def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
-    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
-    returns, it exists for all processes."""
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -6525,8 +6444,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
 
 
 def settle_order(config: Path) -> None:
-    """Sorts the sets of names in a config. PEFT (0.21) writes them in the order of Python's hashes, which differs in
-    each process, so the same run would never give the same file twice."""
+    """Sorts the sets of names in a config."""
     if config.is_file():
         values = json.loads(config.read_text(encoding="utf-8"))
         sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
@@ -6534,7 +6452,7 @@ def settle_order(config: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path) -> None:
-    """Replaces a folder of an earlier start as a whole. A kill must not leave a part of it under its name."""
+    """Replaces a folder of an earlier start as a whole."""
     old = folder.with_name(f".{folder.name}.old.part")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
@@ -6544,8 +6462,7 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Copies tokenizer, template and configs of the base, byte for byte. Converters may not read what transformers
-    saves."""
+    """Copies tokenizer, template and configs of the base, byte for byte."""
     for new_file in part.iterdir():
         if ".safetensors" not in new_file.name:
             new_file.unlink()
@@ -6561,7 +6478,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this."""
+    """The trained weights of a sharded model, whole, in the RAM of the first process."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -6570,8 +6487,7 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
-    """The folder with the base's files other than weights. They are fetched before training: afterwards a broken
-    connection would cost the run."""
+    """The folder with the base's files other than weights."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
@@ -6588,7 +6504,7 @@ class Processes(TypedDict):
 
 class FedData(TypedDict):
     """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer. That of the file of held-out rows covers their text."""
+    the trainer."""
 
     train_rows: int
     held_out_rows: int
@@ -6603,7 +6519,7 @@ class FedData(TypedDict):
 
 
 class Environment(TypedDict):
-    """`environment.json` before training. Objects of libraries have the field names that the libraries chose."""
+    """`environment.json` before training."""
 
     program: FileDigest
     python: str
@@ -6744,7 +6660,7 @@ class Checks:
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
-        """Measures what training will change. A resumed run reads these figures from its first start."""
+        """Measures what training will change."""
         model = self.trainer.model
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
@@ -6784,8 +6700,7 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Checks that accumulated gradients equal those of the large batch. A wrong scale is a common bug that shows
-        nothing."""
+        """Checks that accumulated gradients equal those of the large batch."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -6803,8 +6718,7 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def picture_loss(self, *, grey: bool) -> float | None:
-        """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
-        same size is in place of each, so that the tokens are the same."""
+        """Mean loss of the fixed rows that have pictures; None where no row has."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
@@ -6812,8 +6726,7 @@ class Checks:
             return self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
-        the same, by the words alone."""
+        """Checks that another picture gives another loss."""
         own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
         if own is None or grey is None:
             return
@@ -6833,8 +6746,7 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
-        the training."""
+        """The end of each row, up to its last trained token."""
         if self.pictures is not None:  # a picture cannot be cut
             return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
@@ -6847,8 +6759,7 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the mean loss over all batches, one tensor a weight. It uses the trainer's own loss function,
-        without dropout."""
+        """The gradient of the mean loss over all batches, one tensor a weight."""
         import torch
 
         model = self.trainer.model
@@ -6862,8 +6773,7 @@ class Checks:
         return gradient
 
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
-        """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
-        would depend on how the rows are split."""
+        """The loss of the trained tokens, without the balancing loss of experts."""
         plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
         inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
@@ -6875,8 +6785,7 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
-        """Mean loss on some training rows, without dropout. On the same rows it can be compared before and after,
-        unlike that of two batches."""
+        """Mean loss on some training rows, without dropout."""
         import torch
 
         self.trainer.model.eval()
@@ -6910,8 +6819,7 @@ class Checks:
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
-        """Loads the saved adapter as a second one, in the types of the first. PEFT (0.21) would round a module that
-        trained whole to the type of the base."""
+        """Loads the saved adapter as a second one, in the types of the first."""
         from peft import set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
@@ -6934,8 +6842,7 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
-        over."""
+        """The saved model as a second one."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
@@ -7005,7 +6912,7 @@ def result_names(method: str) -> set[str]:
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed. The folder of the run has the whole record."""
+    """`train.json` as it is pushed."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
@@ -7017,7 +6924,7 @@ REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_h
 
 
 def push(plan: Plan, work: Path) -> None:
-    """Pushes the result, its records and its card in one commit. A second push of the same changes nothing."""
+    """Pushes the result, its records and its card in one commit."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
@@ -7040,7 +6947,7 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id."""
+    """Makes one commit in the private repository of the plan, which is created if it is missing."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -7122,7 +7029,7 @@ def stay_here(response: Any) -> None:
 
 
 def ask_hub(question: Callable[[], Any], repo: str) -> Any:
-    """The Hub's answer. Waits while trouble may pass: too many requests, errors of the Hub, and lost connections."""
+    """The Hub's answer."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -7223,7 +7130,7 @@ without rows of the data, `environment.json` every argument of the trainer and e
 
 
 def card_use(plan: Plan, adapter: bool) -> str:
-    """The lines of Python that load the result. PEFT has no class that finds the base of a vision adapter itself."""
+    """The lines of Python that load the result."""
     repo, kind = hub_repository(plan) or "", "ImageTextToText" if plan["recipe"].get("images") else "CausalLM"
     if not adapter:
         load = [f"from transformers import AutoModelFor{kind} as Model", "", f'model = Model.from_pretrained("{repo}")']
@@ -7279,8 +7186,7 @@ RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, stores everything in the plan's folder, and pushes the result. A run that was trained before is only
-    pushed."""
+    """Trains, stores everything in the plan's folder, and pushes the result."""
     bucket = path.resolve().parent
     try:
         plan = load_plan(path)
@@ -7306,8 +7212,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
 
 
 def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
-    """Checks that both places for the result can be written, before any time is paid for. Removes the records of an
-    earlier end."""
+    """Checks that both places for the result can be written, before any time is paid for."""
     for name in (MARKER, "train.failed.json"):
         (bucket / name).unlink(missing_ok=True)
     put_json(bucket / ".writable", {})
@@ -7321,7 +7226,7 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
 
 
 def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: Path) -> Failure | None:
-    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
+    """Trains in a child process, and stores its files while it runs."""
     plan = layout_that_was_left(plan, bucket)
     keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
     for tried in (False, True):
@@ -7346,7 +7251,7 @@ def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: 
 
 
 def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
-    """The plan. If an earlier job of it continued with a smaller layout, the plan with that layout."""
+    """The plan."""
     smaller: Plan | None = read_object(bucket / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
@@ -7368,7 +7273,7 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to our output and into train.log."""
+    """The training program."""
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
@@ -7395,8 +7300,7 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Copies whole lines, one at a time. It never stops reading, because a child that cannot write would wait for
-        ever."""
+        """Copies whole lines, one at a time."""
         with stream:
             for line in stream:
                 with self.lock:
@@ -7406,7 +7310,7 @@ class Child:
                             out.flush()
 
     def running(self, seconds: float) -> bool:
-        """Waits so long for its end. Returns False after the end, when all its output has been read."""
+        """Waits so long for its end."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -7448,7 +7352,7 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
 
 
 def ended(code: int, child: Child) -> Refused:
-    """The reason for a program that gave none itself. `code` is below 0 for a signal."""
+    """The reason for a program that gave none itself."""
     tail = "\n".join(child.output().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
@@ -7482,8 +7386,7 @@ class Keeper:
         self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
-        """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
-        more room. The last time it is tried again at once."""
+        """Stores what is new."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -7511,8 +7414,7 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
-        """Copies a file if it has changed, for those who read it while it runs. A restart uses the copy in a
-        checkpoint."""
+        """Copies a file if it has changed, for those who read it while it runs."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
@@ -7561,8 +7463,7 @@ class Keeper:
         return links
 
     def prune(self, count: int) -> None:
-        """Removes older checkpoints and leaves `count` whole ones. Only those count that are known
-        to be whole: of one from an earlier start there may be only the marker."""
+        """Removes older checkpoints and leaves `count` whole ones."""
         checkpoints = numbered(self.bucket / "checkpoints")
         whole = [path for path in checkpoints if path.name in self.whole]
         for path in checkpoints:
@@ -7589,7 +7490,7 @@ def require_kept(bucket: Path) -> None:
 
 
 def fetch_result(bucket: Path, work: Path) -> bool:
-    """Whether this run was trained before. Its results are then in `work`."""
+    """Whether this run was trained before."""
     marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
@@ -7617,7 +7518,7 @@ def restore(bucket: Path, work: Path) -> Path | None:
 
 
 def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
-    """Copies files, and returns whether all have the bytes that were stored. If not, `target` is removed."""
+    """Copies files, and returns whether all have the bytes that were stored."""
     for name, digest in files.items():
         try:
             whole = copy_file(source / name, target / name) == digest
@@ -7837,7 +7738,7 @@ def load_data(
 
 
 class TrainFigures(TypedDict):
-    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+    """Measured while it trained."""
 
     first_loss: float | None
     last_loss: float | None
@@ -7848,8 +7749,7 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
-    """`train.json`. `run`: the id of a run in the cloud; `smaller_layout`: why a second try trained with smaller
-    batches."""
+    """`train.json`."""
 
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
@@ -7870,7 +7770,7 @@ class TrainRecord(TypedDict):
 
 
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
-    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
+    """The record."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
@@ -7907,7 +7807,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
 
 
 def saved_type(folder: Path) -> str:
-    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    """Of the first weight in the first file, as torch names it."""
     from safetensors import safe_open
 
     with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:

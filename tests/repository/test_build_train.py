@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -61,11 +62,11 @@ def test_parts_that_cannot_be_joined_are_refused(parts: Path, part: str, line: s
 
 
 @pytest.mark.parametrize("part", BUILD.PARTS)
-def test_a_part_is_joined_with_all_of_its_code_and_the_first_paragraphs_of_its_docstrings(part: str) -> None:
+def test_a_part_is_joined_with_all_of_its_code_and_the_first_sentences_of_its_docstrings(part: str) -> None:
     source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
     (whole, docstrings), (joined, shortened) = map(_without_docstrings, (source, BUILD.shortened(source)))
     assert joined == whole
-    assert shortened == [docstring.split("\n\n")[0] for docstring in docstrings]
+    assert shortened == [re.split(r"\n\n|(?<=\.)\s", docstring)[0] for docstring in docstrings]
 
 
 def _without_docstrings(source: str) -> tuple[str, list[str]]:
