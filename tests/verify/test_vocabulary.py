@@ -14,7 +14,7 @@ import tiny_families
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
-from skill_train.verify.metadata.vocabulary import check_vocabulary, read_files
+from skill_train.verify.metadata.vocabulary import Files, _type_faults, check_vocabulary, read_files
 
 pytestmark = pytest.mark.slow
 KINDS = ["gemma", "llama-bpe", "qwen2", "phi3", "gpt2"]  # a vocabulary of its own each
@@ -75,6 +75,25 @@ def test_an_ordinary_token_that_became_a_control_token(name: str) -> None:
     types = gguf.metadata[key]
     check = vocabulary(folder, changed(gguf, key, [*types[:400], 3, *types[401:]]))
     assert check.verdict == "fail" and "token 400 is of type 3" in check.detail
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(1, True), (3, True), (4, False)])
+def test_a_call_of_a_tool_that_is_no_text_of_its_own(kind: int, wrong: bool) -> None:
+    """llama.cpp does not find an ordinary token in a prompt, unless its pieces spell it, and shows no control token in
+    an answer."""
+    (folder, gguf), key = tiny_families.converted("qwen2"), "tokenizer.ggml.token_type"
+    token, types = gguf.metadata["tokenizer.ggml.tokens"].index("<tool_call>"), gguf.metadata[key]
+    check = vocabulary(folder, changed(gguf, key, [*types[:token], kind, *types[token + 1 :]]))
+    told = f"token {token} is of type {kind}, the reference's files make it 4"
+    assert (check.verdict, check.detail == told) == (("fail", True) if wrong else ("pass", False)), check.detail
+
+
+def test_a_control_token_that_only_the_tokenizer_knows_as_special() -> None:
+    """A token that is named as an end is special to transformers, whatever stands in its entry of tokenizer.json."""
+    own: list[str | None] = ["a", "</assistant>"]
+    files = Files({"model": {"vocab": {"a": 0}}}, None, None, {1: {False}})
+    assert _type_faults([1, 3], own, files, {1}) == _type_faults([1, 4], own, files, set()) == []
+    assert _type_faults([1, 3], own, files, set()) == ["token 1 is of type 3, the reference's files make it 4"]
 
 
 @pytest.mark.parametrize("name", ["gemma", "gpt2"])

@@ -6,6 +6,7 @@ converter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ _KINDS: dict[str, tuple[type, str]] = {
 _NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
 # The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
 _ADDED_SCORES = (-1000.0, -10000.0)
+# Texts of added tokens that are control tokens, whatever the tokenizer's files call them.
+_CONTROL_TEXT = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 # llama.cpp stops at tokens with these texts in every file (src/llama-vocab.cpp, load of special tokens).
 _ENDS = frozenset(
     [
@@ -86,7 +89,8 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
         padding = expected is None and token < len(types) and types[token] == _UNUSED
         if not padding and not same_piece(piece, expected, tokenizer, token):
             faults.append(f"token {token} is {piece!r}, the reference has {expected!r}")
-    faults += _type_faults(types, own, files)
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    faults += _type_faults(types, own, files, special | set(tokenizer.all_special_ids))
     ordered, why = _order_faults(gguf, files)
     wrong, unused = _id_faults(gguf, tokenizer, config)
     faults += ordered + wrong
@@ -200,9 +204,10 @@ def _score_faults(scores: list[float], expected: list[float], added: set[int]) -
     ]
 
 
-def _type_faults(types: list[int], own: list[str | None], files: Files) -> list[str]:
+def _type_faults(types: list[int], own: list[str | None], files: Files, special: set[int]) -> list[str]:
+    """Args: special: tokens that the tokenizer itself takes for special ones."""
     faults = []
-    for token, allowed in _allowed_types(own, files):
+    for token, allowed in _allowed_types(own, files, special):
         if token < len(types) and types[token] not in allowed:
             expected = " or ".join(map(str, sorted(allowed)))
             faults.append(f"token {token} is of type {types[token]}, the reference's files make it {expected}")
@@ -211,18 +216,23 @@ def _type_faults(types: list[int], own: list[str | None], files: Files) -> list[
     return faults + [f"token {token} is padding and of type {types[token]}, not {_UNUSED}" for token in used]
 
 
-def _allowed_types(own: list[str | None], files: Files) -> Iterator[tuple[int, set[int]]]:
+def _allowed_types(own: list[str | None], files: Files, special: set[int]) -> Iterator[tuple[int, set[int]]]:
     """The types of llama.cpp that each token may have. An added token that is not special is stored as text, or as a
-    control token if it looks like one."""
+    control token if it looks like one: answers are shown without control tokens. As an ordinary token it is found in a
+    text only where it is a piece of the model itself."""
     pieces = _piece_types(files.pieces) if files.pieces is not None else []
+    spelled = files.document.get("model", {}).get("vocab", own)  # a list of texts, or of pieces with their scores
+    spelled = {each if isinstance(each, str) else each[0] for each in spelled if each}
     for token, text in enumerate(own):
         piece = pieces[token] if token < len(pieces) else _NORMAL
-        special = files.added.get(token)
+        said = files.added.get(token)
         if text is None:
             yield token, {_UNUSED}
-        elif special is not None:
-            stored = {piece} - {_NORMAL}
-            yield token, stored | {_CONTROL} | ({_USER, _NORMAL} if False in special else set())
+        elif said is not None:
+            control = True in said or token in special or text in _ENDS or _CONTROL_TEXT.fullmatch(text)
+            allowed = {piece} - {_NORMAL} | ({_CONTROL} if control else set())
+            ordinary = {_NORMAL} if text in spelled or token < len(pieces) else set()
+            yield token, allowed | ({_USER} | ordinary if False in said else set())
         else:
             yield token, {piece} if token < len(pieces) else {_NORMAL, _BYTE}
 
