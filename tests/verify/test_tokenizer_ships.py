@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp import Llama
 from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -95,6 +97,24 @@ def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, w
     ids = [trained(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert ids == [checked(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert ids == shipped(folder, tmp_path, TEXTS)
+
+
+# Of them Qwen 2 differs in vowel signs, in capitals inside a word, in Han beside numbers, in digits behind tabs, and in
+# lines behind signs.
+OTHER_WAYS = (b"qwen35", b"gpt-4o", b"kimi-k2", b"minicpm5", b"exaone-moe")
+
+
+def test_another_way_to_cut_words_makes_other_tokens_of_the_texts(tmp_path: Path) -> None:
+    source = (tiny.vocab_folder() / "ggml-vocab-qwen2.gguf").read_bytes()
+    file, key = tmp_path / "m.gguf", b"tokenizer.ggml.pre" + struct.pack("<I", 8)
+    right, *wrong = (list[list[int]]() for _ in (b"qwen2", *OTHER_WAYS))
+    for pre, ids in zip((b"qwen2", *OTHER_WAYS), (right, *wrong), strict=True):
+        old, new = (key + struct.pack("<Q", len(name)) + name for name in (b"qwen2", pre))
+        assert source.count(old) == 1
+        file.write_bytes(source.replace(old, new))
+        llama = Llama(str(file), vocab_only=True, verbose=False)
+        ids += [llama.tokenize(text.encode(), add_bos=False, special=True) for text in HARD_STRINGS]
+    assert [pre for pre, ids in zip(OTHER_WAYS, wrong, strict=True) if ids == right] == []
 
 
 def test_llama_2_reads_inst_as_its_tokenizer_json_does(tmp_path: Path) -> None:

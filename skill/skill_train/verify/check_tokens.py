@@ -30,6 +30,8 @@ HARD_STRINGS = (
     "https://example.org/a?b=c&d=e#f user@example.org C:\\path\\file.txt",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa !!!!!!!! ======== ........",
     "camelCaseWords snake_case_words SHOUTING WORDS",
+    "toString() iPhone // x\n\n//\n\n\t\t3.14\n  123 日本語",
+    "क्[k] ก็(ก)",
 )
 _AROUND = 4
 
