@@ -122,6 +122,14 @@ def test_metadata_of_a_config_as_transformers_5_writes_it() -> None:
     assert check_metadata(good, config | stretched).detail == "rope scaling is missing, config.json has yarn"
 
 
+def test_a_growing_temperature_that_is_left_out() -> None:
+    """Ministral 3 has it behind the length of its first training, so no short text shows it."""
+    grown = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default", "llama_4_scaling_beta": 0.1}}
+    key, said = "llama.attention.temperature_scale", {"llama.rope.freq_base": 1e6}
+    for file, verdict in (({}, "fail"), ({key: 0.1}, "pass"), ({key: 0.2}, "fail")):
+        assert check_metadata(gguf("m-f16.gguf", 1, ["F16"], **said, **file), grown).verdict == verdict
+
+
 def test_limits_follow_the_published_figures() -> None:
     # llama.cpp, tools/perplexity/README.md, Llama 3 8B: mean KL of q8_0 0.001355, of q4_K_M 0.031273.
     assert limits("q8_0").kl[0] == pytest.approx(10 * 0.001355)

@@ -141,6 +141,7 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "expert_count": lambda *_: 0,
     "expert_used_count": lambda *_: 0,
     "attention.clamp_kqv": lambda *_: 0.0,
+    "attention.temperature_scale": lambda *_: 0.0,
 }
 
 
