@@ -19,14 +19,17 @@ from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
 from skill_train.llama.pictures.compare import PictureAnswer, PictureChunk
+from skill_train.llama.template import Rendered
 from skill_train.reference.load import context_length
 from skill_train.reference.pictures import PictureReference, ReferencePart
 from skill_train.run.export_record import MIX_KEY
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
+from skill_train.verify.check_adapter import _check_metadata, _check_types
 from skill_train.verify.check_answers import check_answers
 from skill_train.verify.check_header import check_digest, check_types, file_type, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
+from skill_train.verify.check_template import check_chat_template
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
 from skill_train.verify.metadata.stated import stated
@@ -97,6 +100,63 @@ def test_a_file_that_states_no_type_has_that_of_most_matrices(kinds: list[str], 
     for name in ("token_embd.weight", "output.weight", "per_layer_token_embd.weight"):  # have types of their own
         file.tensors[name] = Tensor(name, (256, 8), "F16", 0, 0)
     assert file_type(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "verdict"),
+    [
+        ([Rendered("a"), Rendered("b")], [Rendered("a"), Rendered("b")], "pass"),
+        ([Rendered("a"), Rendered("b")], [Rendered("a"), Rendered("c")], "fail"),
+        ([Rendered("a"), Rendered()], [Rendered("a"), Rendered("b")], "fail"),  # refused
+        ([Rendered("a"), Rendered("b")], [Rendered("a"), Rendered()], "fail"),
+        ([Rendered("a"), Rendered(refused="x")], [Rendered("a"), Rendered(refused="y")], "pass"),
+        ("it did not end", [Rendered("a")], "fail"),
+        ("it did not end", None, "fail"),
+        (None, [Rendered("a")], "fail"),
+        ([Rendered("a")], None, "warn"),
+        (None, None, ""),
+    ],
+)
+def test_chat_template(own: Any, reference: Any, verdict: str) -> None:
+    check = check_chat_template("m.gguf", own=own, reference=reference)
+    assert (check.verdict if isinstance(check, Check) else "") == verdict
+    if verdict == "pass":  # the text decides then
+        check = check_chat_template("m.gguf", own=own, reference=reference, text=("warn", "another text"))
+        assert isinstance(check, Check) and (check.verdict, check.detail) == ("warn", "another text")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "verdict"),
+    [
+        ("m-lora-f16.gguf", ["F16", "F16"], "pass"),
+        ("m-lora-f16.gguf", ["F16", "F32"], "pass"),
+        ("m-lora-f16.gguf", ["F16", "Q8_0"], "fail"),
+        ("m-lora-f16.gguf", ["F32", "F32"], "fail"),
+        ("m-lora-q8_0.gguf", ["Q8_0", "F16", "F32"], "pass"),  # rows that are no multiple of a block
+        ("m-lora-q8_0.gguf", ["F16", "F16"], "fail"),
+        ("m-lora-q8_0.gguf", ["Q8_0", "Q4_0"], "fail"),
+        ("m-lora-f32.gguf", ["F32", "F16"], "fail"),
+        ("m.gguf", ["F16"], "pass"),
+    ],
+)
+def test_types_of_an_adapters_file(name: str, kinds: list[str], verdict: str) -> None:
+    assert _check_types(gguf(name, 1, kinds)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("adapter.lora.alpha", value) for value in (None, 16, 0.0, -16.0, math.inf, math.nan)),
+        ("adapter.type", "control_vector"),
+        ("adapter.alora.invocation_tokens", [5]),
+        ("general.architecture", "qwen2"),
+    ],
+)
+def test_metadata_of_an_adapters_file(key: str, value: Any) -> None:
+    good = gguf("m-lora-f16.gguf", 1, ["F16"], **{"adapter.type": "lora", "adapter.lora.alpha": 16.0})
+    assert _check_metadata(good, "llama").verdict == _check_metadata(good, None).verdict == "pass"
+    check = _check_metadata(gguf("m-lora-f16.gguf", 1, ["F16"], **good.metadata | {key: value}), "llama")
+    assert (check.verdict, check.figure) == ("fail", 1) and key in check.detail
 
 
 def test_a_mix_is_held_to_the_types_that_its_export_recorded() -> None:

@@ -131,6 +131,29 @@ def test_merges_that_no_file_of_the_reference_has_are_not_passed(tmp_path: Path)
     assert check.verdict != "pass"
 
 
+@pytest.mark.parametrize("name", ["bos", "mask", "padding"])
+def test_another_special_token(name: str) -> None:
+    (folder, gguf), key = tiny_families.converted("gemma"), f"tokenizer.ggml.{name}_token_id"
+    check = vocabulary(folder, changed(gguf, key, 300))
+    assert check.verdict == "fail" and f"{name}_token_id is 300, the reference has" in check.detail
+
+
+def test_padding_behind_the_tokens_is_never_used() -> None:
+    """The converter fills a vocabulary up to the rows of the embedding."""
+    folder, gguf = tiny_families.converted("gemma")
+    lists = {"tokens": "[PAD640]", "scores": -1000.0, "token_type": 5}
+    for wrong, verdict in (({}, "pass"), ({"token_type": 1}, "fail"), ({"token_type": 4}, "fail")):
+        more = {f"tokenizer.ggml.{key}": [one] for key, one in (lists | wrong).items()}
+        longer = {key: [*gguf.metadata[key], *one] for key, one in more.items()}
+        assert vocabulary(folder, replace(gguf, metadata=gguf.metadata | longer)).verdict == verdict
+
+
+def test_scores_that_end_before_the_tokens() -> None:
+    (folder, gguf), key = tiny_families.converted("gemma"), "tokenizer.ggml.scores"
+    check = vocabulary(folder, changed(gguf, key, gguf.metadata[key][:600]))
+    assert check.verdict == "fail" and "600 scores, the reference has 640" in check.detail
+
+
 def test_a_token_for_unknown_text_that_is_never_written() -> None:
     """The converter gives Nemotron's files token 1, whatever the tokenizer has. Bytes spell every text."""
     folder, gguf = tiny_families.converted("nemotron")
