@@ -179,6 +179,8 @@ def test_what_an_engine_may_get_wrong(made: gguf_maker.Export, expected: Any, mo
     same = expected[1][0].text
     counted = verdicts(lambda answer, ids, tokenizer: _with(answer, ids=None, prompt=same, prompt_tokens=3))
     assert counted[0] == "fail"
+    uncounted = verdicts(lambda answer, ids, tokenizer: _with(answer, ids=None, prompt=same))  # BOS twice has this text
+    assert uncounted[0] == "fail"
     right = verdicts(
         lambda answer, ids, tokenizer: _with(answer, ids=None, prompt=same, prompt_tokens=len(expected[1][0].ids))
     )

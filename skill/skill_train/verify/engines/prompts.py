@@ -37,8 +37,11 @@ def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
 
 
 def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
-    if answer.prompt_tokens in (None, expected):
+    """Of the tokens that the engine read: a BOS that it reads twice does not show in the text of a prompt."""
+    if answer.no_answer or answer.prompt_tokens == expected:
         return ""
+    if answer.prompt_tokens is None:
+        return "it does not tell how many tokens it makes of the prompt"
     return f"it reads {answer.prompt_tokens} tokens in a prompt that has {expected}"
 
 
