@@ -32,12 +32,17 @@ from skill_train.verify.check_logits import check_logits, check_tuned, with_unre
 from skill_train.verify.check_template import check_chat_template
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.metadata.rope import table_faults
 from skill_train.verify.metadata.stated import stated
 from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.pictures.same_pixels import Distances, PairTypes, _judged, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
+from skill_train.verify.template_branches import text_difference
 from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors, weights_of
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64, "head": 4}
 
 
 def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:
@@ -180,6 +185,38 @@ def test_metadata_of_a_config_as_transformers_5_writes_it() -> None:
     assert check_metadata(unsaid, config | rope).detail == "rope.freq_base is 10000.0, config.json has 1000000.0"
     stretched = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "yarn", "factor": 4.0}}
     assert check_metadata(good, config | stretched).detail == "rope scaling is missing, config.json has yarn"
+
+
+@pytest.mark.parametrize(
+    ("factors", "rope", "told"),
+    [
+        (
+            [1, 2],
+            {"rope_type": "default"},
+            "rope_freqs.weight changes the rope frequencies, config.json has default rope",
+        ),
+        ([1, 2, 3], LLAMA3, "rope_freqs.weight has 3 rope factors, config.json gives 2"),
+        ([1, 9], LLAMA3, "rope_freqs.weight: rope factor 1 is 9, config.json gives 8"),
+        ([1, math.nan], LLAMA3, "rope_freqs.weight: rope factor 1 is nan, config.json gives 8"),
+        ([1, 8], LLAMA3, None),
+    ],
+)
+def test_a_table_of_rope_factors(factors: list[float], rope: dict[str, Any], told: str | None, tmp_path: Path) -> None:
+    """Of Llama 3: waves of 6.3 and 628 tokens, of which the second is longer than 64 / 1."""
+    writer = GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    finish(writer)
+    assert table_faults(read_gguf(tmp_path / "m.gguf"), rope) == ([] if told is None else [told])
+
+
+def test_a_named_template_that_the_file_has_lost() -> None:
+    tokenizer = SimpleNamespace(chat_template={"default": "a", "tool_use": "b"})
+    file = gguf("m.gguf", 1, ["F16"], **{"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"})
+    assert text_difference(file, tokenizer) == ("pass", "")
+    file.metadata["tokenizer.chat_template.tool_use"] = "c"
+    assert text_difference(file, tokenizer)[0] == "fail"
+    del file.metadata["tokenizer.chat_template.tool_use"]
+    assert text_difference(file, tokenizer) == ("fail", "the template named tool_use differs from the reference's")
 
 
 def test_a_growing_temperature_that_is_left_out() -> None:
