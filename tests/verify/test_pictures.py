@@ -9,6 +9,7 @@ import struct
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from skill_train.program.pictures.decode import in_rgb
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.check import PairsRequest, check_pairs, check_picture_tokens
 from skill_train.verify.pictures.measured import measure
 from skill_train.verify.pictures.projector import check_projector, check_projector_weights
 from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
@@ -224,6 +225,40 @@ def gemma_faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
 )
 def test_a_planted_fault_is_named(gemma_faults: dict[str, dict[str, str]], file: str, check: str, said: str) -> None:
     assert said in gemma_faults[file][check]
+
+
+# llama.cpp takes the width inside a block from the tensors, and shows Qwen-VL pictures of any size.
+UNREAD = {"feed_forward_length"}
+
+
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each("qwen2.5-vl"))
+def test_each_number_of_a_projector_is_compared(kind: str) -> None:
+    pair = picture_pairs.pair(kind)
+    text, good = read_gguf(pair.text), read_gguf(pair.projector)
+    unread, missed = UNREAD | ({"image_size"} if kind.startswith("qwen") else set()), []
+    for key, value in good.metadata.items():
+        if not key.startswith("clip.vision.") or key.removeprefix("clip.vision.") in unread:
+            continue
+        first = value[0] if isinstance(value, list) else value
+        wrong = not first if isinstance(first, bool) else 1.05 * first + 1e-6 if isinstance(first, float) else first + 1
+        others = (None, [wrong, *value[1:]] if isinstance(value, list) else wrong)
+        for other in others:
+            metadata = {name: one for name, one in (good.metadata | {key: other}).items() if one is not None}
+            check = check_projector(replace(good, metadata=metadata), text, tiny_vision.cached(kind))
+            missed += [] if check.verdict == "fail" else [(key, other)]
+    assert missed == []
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [(3, "pass"), (4, "pass"), (1, "fail"), (6, "fail")])
+def test_a_token_around_a_picture_that_is_not_found_in_a_text(kind: int, verdict: str) -> None:
+    text, key = read_gguf(picture_pairs.pair("gemma3").text), "tokenizer.ggml.token_type"
+    token = text.strings("tokenizer.ggml.tokens").index("<start_of_image>")
+    types = [kind if number == token else one for number, one in enumerate(text.integers(key))]
+    measured: Any = SimpleNamespace(kind="gemma3", token_texts={token: "<start_of_image>"})
+    check = check_picture_tokens(
+        replace(text, metadata=text.metadata | {key: types}), measured, tiny_vision.cached("gemma3")
+    )
+    assert check.verdict == verdict, check.detail
 
 
 @pytest.mark.torture
