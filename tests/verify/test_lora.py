@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import gguf_edit
 import tiny
 import tiny_vocab
 import training
+from converting import converted
 from gguf_edit import finish
 from skill_train.commands import verify as verify_command
 from skill_train.core.console import Console
@@ -25,9 +27,11 @@ from skill_train.core.errors import UsageError
 from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.llama import float_type
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.run.folder import RunDir
 from skill_train.run.verify_record import Proof
 from skill_train.verify.step import VerifyRequest, verify
+from skill_train.verify.weights.adapter import check_lora_weights
 
 pytestmark = pytest.mark.slow
 
@@ -207,6 +211,33 @@ def test_a_fault_in_its_metadata_is_found(
     else:
         gguf_edit.rewrite(file, out, metadata=changes)
     assert where <= failed(proof(out, base, adapter))
+
+
+@pytest.fixture(scope="module")
+def base_file(good: tuple[Path, Path, Path]) -> GgufFile:
+    base, _, file = good
+    return read_gguf(converted(base, file.parent.parent / "base", "f16"))
+
+
+def test_more_than_the_adapter_has_is_named(good: tuple[Path, Path, Path], base_file: GgufFile) -> None:
+    base, adapter, file = good
+    lora = read_gguf(file)
+    assert check_lora_weights(lora, base_file, base, adapter).verdict == "pass"
+    more = lora.tensors | {"output.weight.lora_a": next(iter(lora.tensors.values()))}
+    check = check_lora_weights(replace(lora, tensors=more), base_file, base, adapter)
+    assert (check.verdict, check.detail) == ("fail", "output.weight.lora_a is in the file, and not in the adapter")
+
+
+def test_a_thousandth_more_is_no_rounding(good: tuple[Path, Path, Path], base_file: GgufFile, tmp_path: Path) -> None:
+    """f16 rounds each number by at most 2^-11 of it."""
+    base, adapter, file = good
+    name = "blk.0.ffn_gate.weight.lora_a"
+
+    def more(data: dict[str, Any]) -> None:
+        data[name] = (data[name].astype(np.float32) * 1.002).astype(np.float16)
+
+    check = check_lora_weights(read_gguf(rewrite(file, tmp_path / file.name, more)), base_file, base, adapter)
+    assert check.verdict == "fail" and check.detail.startswith(f"{name}: row ")
 
 
 def test_another_adapter_of_the_same_shape_is_found(good: tuple[Path, Path, Path], tmp_path: Path) -> None:
