@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import hostile
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.evaluate import scores as evaluate_score
 from skill_train.evaluate.scorer_worker import Reply
@@ -128,7 +129,17 @@ def test_a_scorer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         own("import time\ndef score(p, a, e):\n    while True: time.sleep(1)")
 
 
+def test_a_scorer_that_is_edited_while_models_answer_scores_all_of_them_alike() -> None:
+    scoring = own_scoring("def score(prompt, answer, expected): return 1")
+    other = own_scoring("def score(prompt, answer, expected): return 0")  # the same file
+    assert (scores(scoring, [answer("so")]), scores(other, [answer("so")])) == ([1.0], [0.0])
+    assert scoring.digest != other.digest == file_digest(Path("scorer.py"))
+
+
+def own_scoring(code: str) -> Scoring:
+    Path("scorer.py").write_text(code + "\n", encoding="utf-8")
+    return scoring_of(Policy(), None, None, Path("scorer.py"))
+
+
 def own(code: str) -> list[float | None]:
-    file = Path("scorer.py").resolve()
-    file.write_text(code + "\n", encoding="utf-8")
-    return scores(Scoring("own", scorer=file), [answer("so: 42"), answer("so")])
+    return scores(own_scoring(code), [answer("so: 42"), answer("so")])

@@ -6,6 +6,7 @@ user's.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import math
 import numbers
@@ -31,18 +32,30 @@ class Reply(TypedDict):
 
 class ScoreJob(TypedDict):
     file: str
+    source: str  # its bytes, a character each
     rows: list[Reply]
+
+
+class _AsRead(importlib.machinery.SourceFileLoader):
+    """Loads what was read when the command began."""
+
+    source: bytes
+
+    def get_data(self, path: str) -> bytes:
+        return self.source
 
 
 def run(job: ScoreJob) -> list[float]:
     """One score for each row."""
-    score = _load(Path(job["file"]))
+    score = _load(Path(job["file"]), job["source"].encode("latin-1"))
     return [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]
 
 
-def _load(file: Path) -> Callable[..., Any]:
-    spec = importlib.util.spec_from_file_location("scorer", file)
-    if spec is None or spec.loader is None:
+def _load(file: Path, source: bytes) -> Callable[..., Any]:
+    loader = _AsRead("scorer", str(file))
+    loader.source = source
+    spec = importlib.util.spec_from_file_location("scorer", file, loader=loader)
+    if spec is None or spec.loader is None or file.suffix != ".py":
         raise _bad(file, "is not a Python file", file.name)
     module = importlib.util.module_from_spec(spec)
     try:

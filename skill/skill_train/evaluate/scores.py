@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
 from skill_train.evaluate.scorer_worker import Reply, ScoreJob
@@ -27,11 +29,18 @@ class Scoring:
         name: `exact` (nothing beside it), `regex`, `json` or `own`.
         pattern: for `regex`. Its first group, or else the whole match, counts in an answer.
         scorer: for `own`: the user's file.
+        source: what it held when the command began; an edit would score the next model in another way.
     """
 
     name: str = "exact"
     pattern: str | None = None
     scorer: Path | None = None
+    source: bytes = b""
+
+    @property
+    def digest(self) -> FileDigest | None:
+        sha256 = hashlib.sha256(self.source).hexdigest()
+        return {"bytes": len(self.source), "sha256": sha256} if self.scorer else None
 
 
 def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
@@ -52,7 +61,7 @@ def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: P
                 got=str(scorer),
                 hint="use the path of a Python file that defines score; see skill-train evaluate --help",
             )
-        return Scoring("own", scorer=scorer.resolve())
+        return Scoring("own", scorer=scorer.resolve(), source=scorer.read_bytes())
     name = score or ("regex" if pattern else policy.score) or "exact"
     if pattern and name != "regex":
         raise UsageError(
@@ -90,7 +99,7 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
     """
     if scoring.scorer is not None:
-        return _by_scorer(scoring.scorer, answers)
+        return _by_scorer(scoring.scorer, scoring.source, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
     return [_is_json(reply["answer"]) if scoring.name == "json" else exact(reply) for reply in answers]
@@ -133,8 +142,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
-    job: ScoreJob = {"file": str(file), "rows": answers}
+def _by_scorer(file: Path, source: bytes, answers: list[Reply]) -> list[float | None]:
+    job: ScoreJob = {"file": str(file), "source": source.decode("latin-1"), "rows": answers}
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:
         return [*run_worker("skill_train.evaluate.scorer_worker", job, list[float], most_seconds=limit)]

@@ -294,8 +294,7 @@ def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> Evaluatio
         if model.projector is not None and isinstance(content, dict):
             content["projector"] = file_digest(model.projector)
         read[model.name] = ModelInputs(content, digests(adapter) if adapter else None)
-    scorer = file_digest(scoring.scorer) if scoring.scorer else None
-    return EvaluationInputs(models=read, rows=rows_digest(rows), scorer=scorer)
+    return EvaluationInputs(models=read, rows=rows_digest(rows), scorer=scoring.digest)
 
 
 def _content(path: Path) -> dict[str, int | str | FileDigest]:
