@@ -112,6 +112,8 @@ def test_an_own_scorer_gets_the_three_texts_and_may_print() -> None:
         ("def score(p, a, e): return None", "returned no number", "None (NoneType)"),
         ("def score(p, a, e): return 10**400", "failed on answer 1", "OverflowError: int too large"),
         ("import os\ndef score(p, a, e): os.abort()", "ended its process", ""),
+        ("def score(expected, answer, prompt): return 1", "takes the three", "score(expected, answer, prompt)"),
+        ("def score(answer, expected): return 1", "takes the three texts in another order", "score(answer, expected)"),
     ],
 )
 def test_what_a_scorer_does_wrong_is_told(code: str, message: str, got: str) -> None:

@@ -80,7 +80,7 @@ def project(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Pat
         (there / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     _write_csv(there / "tickets.csv", rows)
     (there / "recipe.yaml").write_text("model: MODEL\ndata: tickets.jsonl\nmax_steps: 4\n", encoding="utf-8")
-    (there / "my_scorer.py").write_text("def score(expected, answer, row):\n    return expected == answer\n")
+    (there / "my_scorer.py").write_text("def score(prompt, answer, expected):\n    return answer == expected\n")
     for command in DEFAULT_PATH:
         done = _call(commands, there, command)
         assert done.code == 0, (command, done.stdout, done.stderr)

@@ -6,8 +6,10 @@ user's.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
+import inspect
 import math
 import numbers
 import shlex
@@ -20,6 +22,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.worker import worker_main
 
 EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
+_TEXTS = ("prompt", "answer", "expected")
 
 
 class Reply(TypedDict):
@@ -65,6 +68,10 @@ def _load(file: Path, source: bytes) -> Callable[..., Any]:
     score = module.__dict__.get("score")
     if not callable(score):
         raise _bad(file, "has no function called score", ", ".join(_functions(module)) or "no function")
+    with contextlib.suppress(TypeError, ValueError):  # native code tells no names
+        names = list(inspect.signature(score).parameters)
+        if any(name in _TEXTS and name != text for name, text in zip(names, _TEXTS, strict=False)):
+            raise _bad(file, "takes the three texts in another order", f"score({', '.join(names)})")
     return score  # type: ignore[no-any-return]
 
 
