@@ -91,6 +91,11 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
     if request.record.is_file():
         earlier = evaluate_record.read(request.record)
         if (earlier.inputs, earlier.options, earlier.versions) == (inputs, options, installed):
+            if file := scoring.scorer:
+                warn(
+                    "reused",
+                    f"files that {file.name} reads were not compared; to score again, move {request.record} away",
+                )
             return StepResult(earlier, reused=True)
     _require_able(request.models, request.backend, request.record)
     tokenizer = load_tokenizer(request.tokenizer_of)
