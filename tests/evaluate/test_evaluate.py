@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -17,13 +18,15 @@ import tiny
 import tiny_families
 import training
 from planning import write_recipe_hash
+from skill_train.core import resources
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
 from skill_train.evaluate.scores import Scoring
-from skill_train.evaluate.step import ROOM, EvaluateRequest, evaluate, questions
+from skill_train.evaluate.step import ROOM, EvaluateRequest, evaluate, measure, questions
 from skill_train.program.encode import Encoder
+from skill_train.reference.load import load_tokenizer
 from skill_train.run import records
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import StepResult
@@ -213,6 +216,24 @@ def test_rows_that_are_answered_together_get_the_answers_that_they_get_alone(nam
     alone.insert(4, [])
     assert got == alone
     assert len({len(answer) for answer in got}) > 3
+
+
+def test_a_special_token_inside_an_answer_is_a_part_of_it() -> None:
+    """Such as the one that begins a call of a tool: the texts alone, without it, are equal."""
+    model = Model("demo", resources.demo() / "model")
+    tokenizer = load_tokenizer(model.path)
+    prompt = tokenizer("<|im_start|>user\nWhere is 5?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+    asked = Question([*prompt, prompt[0]], [len(prompt)], prompt, [], 12)
+    [own] = ask_transformers(model, [asked], lambda share: None).answers
+    special = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert len(own) > 2 and special not in own
+
+    def right(answer: list[int]) -> list[float]:
+        told = {"scoring": Scoring(), "backend": "transformers", "progress": lambda *_: None}
+        return measure(model, [dataclasses.replace(asked, answer=answer)], tokenizer=tokenizer, **told).exact
+
+    assert right(own) == right([*own, special]) == [1.0]  # what ends an answer is no part of it
+    assert right([special, *own]) == right([*own[:1], special, *own[1:]]) == [0.0]
 
 
 def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A measurement counts again only for the same models, rows, score and versions. Where it does not count, the models are
-asked, which ends with an error: vLLM is not installed here, and the files hold no weights."""
+"""A measurement counts again only for the same models, rows, score and versions. Where it does not count, the models
+are asked, which ends with an error: vLLM is not installed here, and the files hold no weights."""
 
 from __future__ import annotations
 

@@ -141,9 +141,22 @@ def measure(
     replies = ask(model, questions, lambda share: progress(share, 1, model.name))
     texts = _texts(questions, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
-    return ModelReplies(
-        model, why, replies, [exact(reply) for reply in texts], own, [reply["answer"] for reply in texts]
-    )
+    right = _exact(questions, replies, texts, tokenizer)
+    return ModelReplies(model, why, replies, right, own, [reply["answer"] for reply in texts])
+
+
+def _exact(questions: list[Question], replies: Replies, texts: list[Reply], tokenizer: Any) -> list[float]:
+    """1 for each answer that is the expected one to the letter, with its special tokens, or else 0."""
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+
+    def inside(ids: list[int]) -> list[int]:
+        """The special tokens before the end of the text, such as one that begins a call of a tool."""
+        said = [at for at, token in enumerate(ids) if token not in special and tokenizer.decode(token).strip()]
+        return [token for token in ids[: max(said, default=0)] if token in special]
+
+    pairs = zip(questions, replies.answers, strict=bool(replies.answers))
+    same = [inside(ids) == inside(question.answer) for question, ids in pairs if question.prompt]
+    return [exact(reply) * alike for reply, alike in zip(texts, same, strict=True)]
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
