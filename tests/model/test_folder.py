@@ -254,6 +254,14 @@ def test_one_changed_byte_changes_the_fingerprint(tmp_path: Path, name: str) -> 
     assert model.fingerprint(folder) != first
 
 
+def test_a_damaged_file_has_a_fingerprint(tmp_path: Path) -> None:
+    """A page of a server in place of the weights: the length of its header is 5.8e18. It ended as "out of memory"."""
+    folder = _folder(tmp_path)
+    first = model.fingerprint(folder)
+    (folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>".ljust(400_000))
+    assert model.fingerprint(folder) != first
+
+
 @pytest.mark.parametrize("where", ["header", "first", "last"])
 def test_a_large_file_is_known_by_its_ends(tmp_path: Path, where: str) -> None:
     """8 MB: beyond the size that is read whole."""

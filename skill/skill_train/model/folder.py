@@ -19,7 +19,7 @@ from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.parameter_count import knows, with_files
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
-from skill_train.program.model_files import INDEX, SINGLE
+from skill_train.program.model_files import INDEX, MOST_HEADER, SINGLE
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _SAMPLE_BYTES = 1 << 16
@@ -165,7 +165,8 @@ def fingerprint(folder: Path) -> str:
             if path.suffix != ".safetensors" or size <= 4 * _SAMPLE_BYTES:
                 sha256.update(file.read())
                 continue
-            sha256.update(file.read(struct.unpack("<Q", file.read(8))[0] + _SAMPLE_BYTES))
+            header = min(struct.unpack("<Q", file.read(8))[0], MOST_HEADER)  # of a damaged file it is any number
+            sha256.update(file.read(header + _SAMPLE_BYTES))
             file.seek(-_SAMPLE_BYTES, 2)
             sha256.update(file.read())
     return sha256.hexdigest()
