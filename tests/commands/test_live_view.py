@@ -20,6 +20,8 @@ import pytest
 
 import cloud_runs
 import planning
+import step_records
+from skill_train.run import records
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 
@@ -101,7 +103,7 @@ def test_it_follows_a_run_to_its_end(run: RunDir, screens: list[Screen]) -> None
         run.metrics.write_bytes(cloud_runs.metrics(7))
         assert screen.shows("7 of 10")
         run.metrics.write_bytes(cloud_runs.metrics(10))
-        run.record("train").write_text("{}")
+        records.write(run.record("train"), step_records.trained({}))
     assert screen.ends() == 0
     last = screen.text.rpartition("stage")[2]
     assert "COMPLETED" in last and "10 of 10" in last and "next: skill-train export-gguf" in last

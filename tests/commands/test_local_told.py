@@ -92,6 +92,21 @@ def test_after_a_part_of_the_rows_comes_the_whole_training(
     assert _warnings(made)["smoke_run"].startswith("1 steps of 16 rows are less than the 23 training rows")
 
 
+def test_a_failed_smoke_test_is_told_by_what_comes_after(
+    commands: Commands, one_step: tuple[Path, Done], tmp_path: Path
+) -> None:
+    """`local` ended with exit 5. A later `status` called the run completed, and its export was told as any other."""
+    run = shutil.copytree(one_step[0] / "run", tmp_path / "run")
+    trained = json.loads((run / "train.json").read_text())
+    trained["checks"][0] |= {"verdict": "fail", "detail": "the loss rose"}
+    (run / "train.json").write_text(json.dumps(trained))
+    told = f"the smoke test failed: {trained['checks'][0]['name']}"
+    state = commands.run(tmp_path, dict(os.environ), "status", "run", "--format", "json")
+    assert (state.data["stage"], state.data["why"]["message"], state.answer["next"]) == ("COMPLETED", told, [])
+    made = commands.run(tmp_path, dict(os.environ), "export-gguf", "run", "--quant", "f16", "--format", "json")
+    assert _warnings(made)["smoke_failed"] == f"{told}: the loss rose"
+
+
 def test_few_steps_a_check_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
     recipe = {"model": str(tiny.cached("gemma")), "data": "rows.jsonl", "effective_batch_size": 1}
     (tmp_path / "single.yaml").write_text(json.dumps(recipe))

@@ -87,8 +87,10 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
 
 
 def warn_of_smoke_run(console: Console, run: RunDir) -> None:
-    """Warns about a smoke run, which has not seen all its rows and whose files are not a final result."""
+    """Warns about a failed smoke test, and about a smoke run: it has not seen all its rows."""
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
+    if failure := smoke_failure(run, record):
+        console.warn("smoke_failed", f"{failure.message}: {failure.got}")
     steps, batch, rows = record.steps, recipe.effective_batch_size, record.data.train_rows
     if steps * batch < rows:
         part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"

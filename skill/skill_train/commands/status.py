@@ -12,6 +12,7 @@ import msgspec
 
 from skill_train.cloud import find_run
 from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._options import RUN
@@ -19,7 +20,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.run import cloud_record, lock, plan_record, progress, records
+from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
@@ -75,7 +76,8 @@ def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
         data = _state_of(run)
         words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
         following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
-        return state_result(data, [following]), data["stage"] == "RUNNING"
+        failed = data["stage"] == "COMPLETED" and data["why"]
+        return state_result(data, [] if failed else [following]), data["stage"] == "RUNNING"
 
     return state_now
 
@@ -88,6 +90,7 @@ def _state_of(run: RunDir) -> State:
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
     error = records.read(failed, TrainFailure).error if failed.is_file() and not done and not busy else None
+    smoke = smoke_failure(run, train_record.read(run.record("train"))) if done else None
     modified = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
     backend = plan.placement.backend
     ended = "ELSEWHERE" if backend in cloud_record.ELSEWHERE else "STOPPED"
@@ -107,7 +110,7 @@ def _state_of(run: RunDir) -> State:
             "age_seconds": rounded(age(modified)),
         },
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
-        "why": msgspec.to_builtins(error),
+        "why": msgspec.to_builtins(smoke.as_dict() if smoke else error),
     }
 
 
