@@ -109,15 +109,20 @@ def _a_norm_moved(tensors: dict[str, Any]) -> None:
     tensors["model.norm.weight"][0] *= 1.01
 
 
+def _reshaped(tensors: dict[str, Any]) -> None:
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16().reshape(64, -1)
+
+
 def _one_left_out(made: Path, dtype: str) -> Callable[[dict[str, Any]], None]:
     return lambda tensors: tensors.update({UP: merging.weights(made / dtype)[UP]})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("fault", [_zeroed, _permuted, _not_a_number, _a_norm_moved])
+@pytest.mark.parametrize("fault", [_zeroed, _permuted, _not_a_number, _a_norm_moved, _reshaped])
 def test_red_for_one_row(fault: Any, dtype: str, made: Path, tmp_path: Path) -> None:
     failures = judge(made, dtype, tmp_path, fault)["failures"]
-    assert failures and ("model.norm.weight" if fault is _a_norm_moved else UP) in failures[0]
+    names = {_a_norm_moved: "model.norm.weight", _reshaped: "model.embed_tokens.weight"}
+    assert failures and names.get(fault, UP) in failures[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
