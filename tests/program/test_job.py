@@ -214,7 +214,13 @@ def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Pat
     [
         ("lora", "*.safetensors", "adapter_model.safetensors"),
         ("full", "model-*.safetensors", "model-00001-of-00002.safetensors"),
-        ("lora", "*.json", "adapter_config.json, tokenizer.json, train.json, training.json"),
+        ("lora", "environment.json", "environment.json"),
+        ("full", "tokenizer_*", "tokenizer_config.json"),
+        (
+            "lora",
+            "*.json",
+            "adapter_config.json, environment.json, recipe.json, tokenizer.json, train.json, training.json",
+        ),
     ],
 )
 def test_a_repository_that_leaves_the_result_out_ends_the_job_before_it_costs(

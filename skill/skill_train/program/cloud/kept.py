@@ -17,9 +17,9 @@ PUBLISHED = {
 
 def result_names(method: str) -> set[str]:
     """Names in the repository by which it is asked before the training whether it takes the result."""
-    whole = {"config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
+    whole = {"config.json", "tokenizer_config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
     own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
-    return own | {"README.md", "train.json", "tokenizer.json"}
+    return own | {"README.md", "train.json", "environment.json", "recipe.json", "tokenizer.json"}
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
