@@ -155,9 +155,13 @@ class Module:
     def outside(self) -> set[str]:
         return {i.top for i in self.imports if i.top != "skill_train"}
 
-    @property
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return [n for n in self.nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
 def _imports(node: ast.AST, *, lazy: bool) -> Iterator[Import]:
@@ -234,7 +238,7 @@ def prints(module: Module) -> list[str]:
     """Output anywhere but in the console, and questions anywhere."""
     allowed = module.name in PRINTS or runs_alone(module)
     found = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called == "input" or (called in PRINTING and not allowed):
@@ -246,7 +250,7 @@ def probes_the_system(module: Module) -> list[str]:
     asks = {"os.uname", "os.sysconf", "os.getloadavg", "os.cpu_count", "os.sched_getaffinity", "os.popen", "os.system"}
     if module.package == "machine" or runs_alone(module):
         return []
-    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and ast.unparse(node) in asks]
+    calls = [node for node in module.nodes if isinstance(node, ast.Attribute) and ast.unparse(node) in asks]
     return [f"{module.name}:{node.lineno} asks {ast.unparse(node)}; machine does that" for node in calls]
 
 
@@ -260,7 +264,7 @@ def too_long(module: Module) -> list[str]:
 
 def leaves_the_user_alone(module: Module) -> list[str]:
     """An error says what to do next: a command, or what to mend."""
-    made = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS]
+    made = [node for node in module.nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS]
     named = [(node, {keyword.arg for keyword in node.keywords}) for node in made]
     return [f"{module.name}:{node.lineno} has no hint" for node, names in named if not {"hint", None} & names]
 
