@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -130,19 +131,16 @@ def test_commands_in_the_pages_run(page: Path) -> None:
 def test_hints_in_the_program_name_commands_that_exist() -> None:
     """A hint is the exact next command, so it must be one."""
     wrong = []
-    for path in sorted((ROOT / "skill" / "skill_train").rglob("*.py")):
-        for text in _strings(ast.parse(_read(path))):
-            said = PROSE.sub("", text)
-            wrong += [f"{path.name}: {problem}" for problem in _wrong_commands(said)]
+    for name, text in _said():
+        wrong += [f"{name}: {problem}" for problem in _wrong_commands(PROSE.sub("", text))]
     assert wrong == []
 
 
 def test_options_that_messages_name_exist() -> None:
     """Also without a command before them: "the same command with --gate answers"."""
     wrong = []
-    for path in sorted((ROOT / "skill" / "skill_train").rglob("*.py")):
-        for text in _strings(ast.parse(_read(path))):
-            wrong += [f"{path.name}: {option}" for option in _unknown_options(text)]
+    for name, text in _said():
+        wrong += [f"{name}: {option}" for option in _unknown_options(text)]
     assert wrong == []
 
 
@@ -246,6 +244,13 @@ def _words(text: str) -> list[str]:
         return shlex.split(text.rstrip(".:"))
     except ValueError:  # a quotation mark of the sentence around it
         return text.replace('"', " ").replace("'", " ").split()
+
+
+@cache
+def _said() -> list[tuple[str, str]]:
+    """Each text of each module, with the module's name."""
+    paths = sorted((ROOT / "skill" / "skill_train").rglob("*.py"))
+    return [(path.name, text) for path in paths for text in _strings(ast.parse(_read(path)))]
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
