@@ -107,6 +107,28 @@ def test_a_failed_smoke_test_is_told_by_what_comes_after(
     assert _warnings(made)["smoke_failed"] == f"{told}: the loss rose"
 
 
+@pytest.mark.parametrize(
+    ("setting", "difference"), [("--max-steps 2", "max_steps: 1 → 2"), ("--max-length 64", "max_length: 1024 → 64")]
+)
+def test_a_setting_does_not_change_on_resume(
+    commands: Commands, one_step: tuple[Path, Done], setting: str, difference: str
+) -> None:
+    """A setting alone is one of the run's own recipe, and its value there changes nothing. The hint begins anew."""
+    folder, _ = one_step
+    words = ("local", "--resume", "--run-dir", "run", "--format", "json")
+    done = commands.run(folder, dict(os.environ), *words, *setting.split())
+    assert done.error == (2, "another_run"), done.stdout
+    assert done.answer["error"]["got"] == difference
+    assert done.answer["error"]["hint"] == f"skill-train local run/recipe.yaml {setting} --run-dir run-2"
+    same = commands.run(folder, dict(os.environ), *words, "--max-steps", "1")
+    assert same.data["reused"] is True, same.stdout
+
+
+def test_a_setting_of_no_run_names_what_is_missing(commands: Commands, tmp_path: Path) -> None:
+    words = ("local", "--resume", "--run-dir", "nowhere", "--max-steps", "2", "--format", "json")
+    assert commands.run(tmp_path, dict(os.environ), *words).error == (2, "not_a_run")
+
+
 def test_few_steps_a_check_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
     recipe = {"model": str(tiny.cached("gemma")), "data": "rows.jsonl", "effective_batch_size": 1}
     (tmp_path / "single.yaml").write_text(json.dumps(recipe))

@@ -87,6 +87,10 @@ def local(options: LocalOptions, console: Console) -> Result:
         )
     if options.run_dir is not None:
         cloud_record.require_not_submitted(RunDir(options.run_dir))
+        alone = options.recipe is None and None in (options.model, options.data)
+        if options.resume and alone and not options.goes_on:  # settings beside the recipe of the run
+            run = open_run(options.run_dir)
+            options = dataclasses.replace(options, recipe=run.recipe if run.recipe.is_file() else run.plan)
     plan = _plan(options, console)
     folder = _run_at(options.run_dir or _default_run_dir(plan))
     trained = _train(options, console, folder, plan)
