@@ -193,6 +193,40 @@ def test_open_run_wants_a_plan(tmp_path: Path) -> None:
     assert open_run(tmp_path) == RunDir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["merge", "export-gguf", "evaluate", "verify", pytest.param("data", marks=pytest.mark.slow), "plan", "local"],
+)
+def test_a_folder_that_is_no_model_names_the_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A run, its adapter, and an adapter from elsewhere, where a model is asked for, or the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    own, loose = Path("my run/adapter"), Path("loose adapter")
+    for folder in (own, loose):
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+    (own.parent / "plan.json").write_text("{}")
+    of_run = command in ("merge", "export-gguf", "evaluate", "verify")
+    rows = ["rows.jsonl"] if command == "data" else ["--data", "rows.jsonl"]
+    words = [command, *([] if of_run else [*rows, "--model"])]
+
+    def hint(folder: Path) -> str:
+        code, answer = answered(*words, folder)
+        assert code == 2, answer
+        return str(answer["error"]["hint"])
+
+    assert hint(loose) == "skill-train merge --base BASE --adapter 'loose adapter' --out MERGED"
+    if of_run:
+        assert hint(own) == "give the folder of the run: 'my run'"
+        return
+    assert {hint(own), hint(own.parent)} == {"skill-train merge 'my run'"}
+    (own.parent / "merged").mkdir()
+    (own.parent / "merged" / "config.json").write_text("{}")
+    assert {hint(own), hint(own.parent)} == {"use the merged model: 'my run/merged'"}
+
+
 def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Path) -> None:
     """A run may be called qwen-lora-v2, and its files are called as it is."""
     run = RunDir(tmp_path / "qwen-lora-v2")

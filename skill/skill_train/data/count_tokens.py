@@ -18,10 +18,11 @@ from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused, first_line
 from skill_train.program.examples import EncodedRow, Row, Tokens
 from skill_train.program.pictures.tokens import ImageModel, Pictures, model_document
-from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.tokenizer import has_tokenizer, load_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns
 from skill_train.recipe.preprocess import preprocess_of
+from skill_train.run.folder import way_to_model
 
 SAMPLE = 2000  # rows
 TRAINED = "⟦"  # opens a trained part of an example
@@ -191,7 +192,10 @@ def _tokenizer(recipe: Recipe) -> Any:
     except Refused as refusal:
         if not Path(recipe.model).exists():  # for a model on the Hub, only config.json was available
             raise _no_tokenizer(recipe, refusal.error["got"]) from None
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
+        error = from_exit_code(refusal.exit_code, refusal.error)
+        if not has_tokenizer(Path(recipe.model)):
+            error.hint = way_to_model(Path(recipe.model)) or error.hint
+        raise error from None
     except (OSError, ValueError) as error:
         raise _no_tokenizer(recipe, first_line(error)) from None
 

@@ -21,6 +21,7 @@ from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
 from skill_train.program.model_files import INDEX, MOST_HEADER, SINGLE
 from skill_train.program.pictures.processor import PROCESSOR_FILES
+from skill_train.run.folder import way_to_model
 
 _SAMPLE_BYTES = 1 << 16
 _WORDS = ("merges.txt", "vocab.txt")
@@ -62,7 +63,7 @@ def read_config(folder: Path) -> JsonObject:
             code="not_a_model",
             expected="config.json, tokenizer files and *.safetensors, or the id of a model on the Hub",
             got="no such folder" if not folder.is_dir() else "a folder without config.json",
-            hint="download the whole model, or use its id on the Hub",
+            hint=way_to_model(folder) or "download the whole model, or use its id on the Hub",
         )
     foreign_files.require_sound(folder)
     config: JsonObject = foreign_files.foreign_json(path)  # an object, as `require_sound` refuses others

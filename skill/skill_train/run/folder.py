@@ -153,9 +153,23 @@ def open_run(path: Path) -> RunDir:
             got="a file" if path.is_file() else "no such folder" if not path.is_dir() else "a folder without plan.json",
             hint="give its GGUF file with --gguf, and the model that it was made from with --reference"
             if path.suffix == ".gguf"
-            else "skill-train local --model MODEL --data DATA --run-dir runs/first",
+            else f"give the folder of the run: {shlex.quote(str(path.parent))}"
+            if path.is_dir() and RunDir.is_one(path.parent)
+            else way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first",
         )
     return RunDir(path)
+
+
+def way_to_model(folder: Path) -> str | None:
+    """A hint for a run or an adapter in place of a model; None for another folder."""
+    run = folder.parent if folder.name == "adapter" and RunDir.is_one(folder.parent) else folder
+    if RunDir.is_one(run):
+        if (merged := run / "merged").is_dir():
+            return f"use the merged model: {shlex.quote(str(merged))}"
+        return f"skill-train merge {shlex.quote(str(run))}"
+    if (folder / "adapter_config.json").is_file():
+        return f"skill-train merge --base BASE --adapter {shlex.quote(str(folder))} --out MERGED"
+    return None
 
 
 def require_unused(run: RunDir, *own: str) -> None:
