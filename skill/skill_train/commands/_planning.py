@@ -33,6 +33,7 @@ from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import LINED, TILED
+from skill_train.program.tokenizer import has_tokenizer
 from skill_train.recipe import fields
 from skill_train.recipe.fields import ALL_LINEAR, Recipe
 from skill_train.recipe.formats import BARE, for_model
@@ -231,10 +232,9 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
     if (rendered := scan.rendered_warning(first, facts.columns)) is not None:
         console.warn("template", rendered)
     key = token_stats.tokenizer_key(recipe.model, model.revision)
-    if Path(recipe.model).is_dir() and (key is None or not model.at_hand):
-        missing = " and ".join(["no tokenizer"] * (key is None) + ["no whole weights"] * (not model.at_hand))
-        code = "no_tokenizer" if key is None else "no_weights"
-        console.warn(code, f"{recipe.model} has {missing}, so it can be planned but not trained")
+    if missing := lacking(recipe.model, model):
+        code = "no_weights" if has_tokenizer(Path(recipe.model)) else "no_tokenizer"
+        console.warn(code, f"{recipe.model} has {' and '.join(missing)}, so it can be planned but not trained")
     counted = token_stats.known_tokens(
         facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
@@ -247,6 +247,13 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
         many = f"the pictures of a row take {pictures_taken.longest_fed} tokens, and max_length is {recipe.max_length}"
         console.warn("picture_cut", f"{many}: the training refuses the row; skill-train data --model lists such rows")
     return dataclasses.replace(facts, tokens=counted)
+
+
+def lacking(model: str, facts: ModelFacts) -> list[str]:
+    """What a model folder lacks for a training."""
+    if not (folder := Path(model)).is_dir():
+        return []
+    return ["no tokenizer"] * (not has_tokenizer(folder)) + ["no whole weights"] * (not facts.at_hand)
 
 
 def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:

@@ -43,7 +43,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import blocked, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
+from skill_train.commands._planning import blocked, lacking, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -248,8 +248,8 @@ def _is_out_of_reach(plan: Plan) -> bool:
 
 
 def _next(plan: Plan, options: PlanOptions) -> list[str]:
-    """The command that runs this plan, or the same recipe if no plan was written."""
-    if _is_out_of_reach(plan):
+    """The command that runs this plan, or the same recipe if no plan was written; none if it is known to fail."""
+    if _is_out_of_reach(plan) or lacking(plan.recipe.model, plan.facts.model):
         return []
     command = "local" if plan.where == "local" else "submit"
     if options.out is not None:
