@@ -4,6 +4,8 @@ that `make check` walks it."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,41 @@ def test_held_out_rows_whose_text_was_edited_are_not_measured(tmp_path: Path) ->
         code, answer = answered(*command)
         assert (code, answer["error"]["code"]) == (2, "broken_record")
         assert "was changed after the training" in answer["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [None, "{}\n", "{\n", '{"row": 1}'], ids=["gone", "no row", "torn", "half a row"])
+def test_held_out_rows_come_back_as_the_hint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    """A finished training writes them no more: `local` on the same run says that all is done."""
+    monkeypatch.chdir(tmp_path)
+    run = Path(shutil.copytree(shared_runs.chain().run, "my run"))
+    kept = (run / "held_out.jsonl").read_bytes()
+    (run / "held_out.jsonl").unlink()
+    if content is not None:
+        (run / "held_out.jsonl").write_text(content)
+    code, answer = answered("evaluate", run, "--rows", 2)
+    assert (code, answer["error"]["code"]) == (2, "broken_record")
+    whole = r"put the file back, or the one that a run of the same rows writes: skill-train (.*); if a job .* 'my run'"
+    command = re.fullmatch(whole, answer["error"]["hint"])
+    assert command is not None, answer["error"]["hint"]
+    assert command[1] == "local 'my run/recipe.yaml' --max-steps 1 --run-dir 'my run-2'"
+    if content is None:
+        assert answered(*shlex.split(command[1]))[0] == 0
+        assert Path("my run-2/held_out.jsonl").read_bytes() == kept
+
+
+@pytest.mark.slow
+def test_a_split_that_nobody_can_tell_from_another_is_not_made_again(tmp_path: Path) -> None:
+    """An earlier version recorded no digest of the rows, and may have held out others."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    environment = json.loads((run / "environment.json").read_text())
+    del environment["data"]["held_out_sha256"]
+    (run / "environment.json").write_text(json.dumps(environment))
+    (run / "held_out.jsonl").unlink()
+    hint = answered("evaluate", run)[1]["error"]["hint"]
+    assert hint == f"put the file back; if a job trained the run: skill-train pull {run}"
 
 
 @pytest.mark.slow

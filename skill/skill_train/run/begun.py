@@ -176,7 +176,7 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
                 code="broken_record",
                 expected=f"the digest {fed[key]!s:.12}…, as environment.json says",
                 got=f"{digest:.12}…",
-                hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
+                hint=train_record.way_back(run / "held_out.jsonl"),
             )
 
 
@@ -201,5 +201,5 @@ def _require_whole(file: Path, there: int, recorded: int, which: str) -> None:
             code="broken_record",
             expected=f"{recorded} rows, as train.json says",
             got=f"{there} rows" if file.is_file() else "no such file",
-            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(file.parent))}",
+            hint=train_record.way_back(file),
         )

@@ -3,16 +3,19 @@ rows."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from skill_train.core.digests import FileDigest
+from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
 from skill_train.program.encode import ALREADY_RENDERED, WITHOUT_TEMPLATE
 from skill_train.recipe.formats import BARE
 from skill_train.run import records
+from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Reason
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
@@ -251,9 +254,27 @@ def read_fed_rows(path: Path) -> list[FedRow]:
 
 def read_rows(path: Path) -> list[Row]:
     """The lines of `samples.jsonl` or `held_out.jsonl`; empty when there is none."""
-    rows = records.read_lines(path, Row)
-    for row in rows:
-        lacking = [key for key in _KEYS_OF_KIND[row["kind"]] if key not in row]
-        if lacking or not all("role" in message for message in row.get("messages", ())):
-            raise records.broken(path, f"row {row['row']} has no {lacking[0] if lacking else 'role'}")
+    try:
+        rows = records.read_lines(path, Row)
+        for row in rows:
+            lacking = [key for key in _KEYS_OF_KIND[row["kind"]] if key not in row]
+            if lacking or not all("role" in message for message in row.get("messages", ())):
+                raise records.broken(path, f"row {row['row']} has no {lacking[0] if lacking else 'role'}")
+    except UsageError as error:
+        error.hint = way_back(path)
+        raise
     return rows
+
+
+def way_back(file: Path) -> str:
+    """A hint for rows that were lost. A finished run does not write them again, and one of a step has the same. Without
+    their digest they could be those of another split."""
+    run, again = file.parent, ""
+    environment = read_environment(run / "environment.json")
+    if file.name == "held_out.jsonl" and environment is not None and "held_out_sha256" in (environment.data or {}):
+        again = (
+            ", or the one that a run of the same rows writes: "
+            f"skill-train local {shlex.quote(str(run / 'recipe.yaml'))} --max-steps 1 "
+            f"--run-dir {shlex.quote(RunDir(run).free_name())}"
+        )
+    return f"put the file back{again}; if a job trained the run: skill-train pull {shlex.quote(str(run))}"
