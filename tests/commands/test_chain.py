@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gguf_maker
 import shared_runs
 from one_command import answered
 from shared_runs import Chain
@@ -108,6 +109,20 @@ def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) ->
     code, answer = answered("verify", run.path, "--out", tmp_path / "proof.json", "--tokens", 64)
     failed = [(check["name"], check["file"]) for check in answer["data"]["checks"] if check["verdict"] == "fail"]
     assert (code, failed) == (6, [("digest", file.name)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_file_of_another_run_is_not_said_to_hold_this_runs_adapter(tmp_path: Path, recorded: bool) -> None:
+    """Under the name of an exported file, and beside those. Nothing of this run's adapter is in it."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    own = next(path for path in run.exported if path.name.endswith("-q8_0.gguf"))
+    file = own if recorded else own.with_name("other-q8_0.gguf")
+    shutil.copyfile(gguf_maker.exported("gemma").file("q8_0"), file)
+    code, answer = answered("verify", run.path, "--tokens", 64)
+    detail = next(c["detail"] for c in answer["data"]["checks"] if (c["name"], c["file"]) == ("tuned", file.name))
+    why = "the file changed after it was exported" if recorded else "no export record names this file"
+    assert code == 6 and detail.startswith(f"{why}, and may hold another tuning; if it is this one: "), detail
 
 
 @pytest.mark.slow

@@ -56,6 +56,15 @@ class Findings:
             else:
                 self.not_checked.append(finding)
 
+    def doubt_tuned(self, exports: object) -> None:
+        """Says first, where `tuned` does not pass, that the export did not make this file."""
+        why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict == "fail"}
+        why |= {one.file: one.reason for one in self.not_checked if one.name == "digest" and exports}
+        for place, one in enumerate(self.checks):
+            if one.name == "tuned" and one.verdict != "pass" and one.file in why:
+                detail = f"{why[one.file]}, and may hold another tuning; if it is this one: {one.detail}"
+                self.checks[place] = msgspec.structs.replace(one, detail=detail)
+
     def leave_out(self, file: str, reason: str) -> None:
         """Reports a file that is not judged. The verdict of the proof is then not a pass."""
         self.add(

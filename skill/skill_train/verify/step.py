@@ -168,6 +168,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(reference, findings, run, prepared, warn, progress)
             judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, Path(scratch))
+            findings.doubt_tuned(export_records(run))
         for gguf in projectors:
             name = gguf.path.name
             findings.add(check_digest(gguf, scope.inputs.ggufs[name], export_records(run).get(name)))
