@@ -94,7 +94,7 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
     try:
         return ask(HubResource("model", model), question)
     except Temporary:
-        folder = _snapshot(model, revision)
+        folder = snapshot(model, revision)
         return {} if folder is None else tensor_shapes_in(folder)
 
 
@@ -247,21 +247,21 @@ def tokenizer_settings(model: str, revision: str | None) -> Path | None:
 
 def _cached(model: str, revision: str | None) -> ModelFacts | None:
     """The facts of a cached snapshot; None if there is none with a config."""
-    folder = _snapshot(model, revision)
+    folder = snapshot(model, revision)
     if folder is None:
         return None
     facts = read_model(folder, weights_needed=False)
     return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
 
 
-def _snapshot(model: str, revision: str | None) -> Path | None:
+def snapshot(model: str, revision: str | None) -> Path | None:
     """The folder of a model in the Hub cache; None if there is none with a config."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         return None
     return folder if (folder / "config.json").is_file() else None
 
