@@ -31,6 +31,12 @@ def test_the_adapter_runs_beside_its_base(tmp_path: Path) -> None:
     base, added = (next(line.split()[1] for line in lines if line.startswith(word)) for word in ("FROM", "ADAPTER"))
     assert (run.gguf / base).resolve() == Path(server[2]).resolve() and (run.gguf / added).samefile(adapter)
     assert not any(line.startswith("TEMPLATE") for line in lines)
+    edited = (run.gguf / "Modelfile-lora").read_text() + "SYSTEM Be brief.\n"
+    (run.gguf / "Modelfile-lora").write_text(edited)
+    code, again = answered("export-gguf", run.path, "--lora")
+    assert [each["code"] for each in again["warnings"]] == ["set_aside"], again
+    assert (run.gguf / "Modelfile-lora.unrecorded-1").read_text() == edited
+    assert (run.gguf / "Modelfile-lora").read_text().splitlines() == lines
     assert unread(run) == ()  # `verify` reports every file here that it cannot judge
 
 

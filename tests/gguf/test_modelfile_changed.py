@@ -73,3 +73,21 @@ def test_a_type_for_the_modelfile_is_known_before_anything_is_converted(tmp_path
         exported(model, out, "q8_0", modelfile="q6_k")
     assert list(tmp_path.rglob("*.gguf")) == []
     assert exported(model, out, "q8_0,q4_k_m", modelfile="Q8-0").file.endswith("-q8_0.gguf")
+
+
+@pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
+def test_a_modelfile_that_was_edited_is_kept(tmp_path: Path, quant: str) -> None:
+    """The lines of a user are nowhere else. A remark of his is work too."""
+    model, out = tiny.cached("gemma"), tmp_path / "out"
+    exported(model, out, "q8_0")
+    written = (out / "Modelfile").read_text()
+    for number, line in enumerate(("SYSTEM Be brief.", "# a remark"), 1):
+        edited = f"{written}{line}\n"
+        (out / "Modelfile").write_text(edited)
+        said = exported(model, out, quant).said["set_aside"]
+        kept = out / f"Modelfile.unrecorded-{number}"
+        assert kept.read_text() == edited and kept.name in said
+        assert (out / "Modelfile").read_text() == written
+    assert "set_aside" not in exported(model, out, quant).said
+    assert exported(model, out, quant, modelfile=quant).said.keys() <= {"modelfile_changed"}
+    assert len(list(out.glob("Modelfile*"))) == 3

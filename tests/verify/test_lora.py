@@ -308,6 +308,7 @@ def test_what_else_lies_in_the_folder_or_in_a_record_is_no_plain_pass(
 ) -> None:
     (run.gguf / "Modelfile").write_text("FROM ./run-f16.gguf\n")
     (run.gguf / "run-q4_k_m.gguf.unrecorded-1").write_bytes(b"GGUF")
+    (run.gguf / "Modelfile.unrecorded-1").write_text("SYSTEM of the user's\n")  # an edited one, kept by export-gguf
     made = {"bytes": 1, "sha256": "x", "quant": "f16"}
     (run.path / "convert.json").write_text(json.dumps({"outputs": {"gguf/run-f16.gguf": made}}))
     data = answered(run, monkeypatch)

@@ -9,11 +9,10 @@ import msgspec
 
 from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug
+from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.files import write_text
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
@@ -56,7 +55,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     }
     adapter = Path(files[0]["path"])
     base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # as the command of `next` writes it
-    modelfile = _write_modelfile(run, base, adapter, base_file)
+    modelfile = _write_modelfile(console, run, base, adapter, base_file)
     data |= {"modelfile": str(modelfile), "ollama": f"ollama create {quoted(adapter.stem)} -f {quoted(modelfile)}"}
 
     def draw(rich: Any) -> None:
@@ -66,14 +65,15 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     return Result(data, quiet=files[0]["path"], human=draw, next=_next(run, base, adapter, base_file))
 
 
-def _write_modelfile(run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
+def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
     """The Modelfile of the base with the adapter. The template is that of the base's own file."""
     from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
     parameters, _ = parameters_of(base, recipe.max_length, bare=train_record.is_asked_bare(record, recipe.format))
     path = run.gguf / ADAPTER_MODELFILE
-    write_text(path, modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name))
+    text = modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name)
+    write_modelfile(console, path, text)
     return path
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Console
 from skill_train.core.digests import FileDigest
+from skill_train.core.files import write_text
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportedFile
-from skill_train.run.folder import RunDir, set_aside
+from skill_train.run.folder import RunDir, renamed_aside, set_aside
 
 
 class ListedFile(FileDigest):
@@ -41,6 +42,17 @@ def put_aside(console: Console, result: Path, record: Path) -> None:
     aside = set_aside(result, record)
     if aside is not None:
         console.warn("set_aside", f"{result} has no {record.name}; it was renamed to {aside.name}, and is made again")
+
+
+def write_modelfile(console: Console, path: Path, text: str) -> None:
+    """Writes a Modelfile. One that differs in more than the names of files beside it is somebody's work, and is
+    renamed."""
+    there = path.read_bytes() if path.is_file() else text.encode()
+    if len({re.sub(rb"(?m)^(FROM|ADAPTER) \./[^/\n]+$", rb"\1", each) for each in (there, text.encode())}) > 1:
+        aside = renamed_aside(path)
+        console.warn("set_aside", f"{path} was edited; it was renamed to {aside.name}, and is written again")
+    if not path.is_file() or there != text.encode():
+        write_text(path, text)
 
 
 def recorded_name(run: RunDir, record: Path) -> str:

@@ -33,13 +33,13 @@ from skill_train.commands._export_answer import (
 from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, option_of, require_only_run
-from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
+from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.core.files import remove_leftovers, write_text
+from skill_train.core.files import remove_leftovers
 from skill_train.core.worker import ending
 from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
@@ -301,8 +301,7 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
     text = ollama_modelfile.modelfile(chosen, parameters, beside)
-    if not modelfile.is_file() or modelfile.read_bytes() != text.encode():
-        write_text(modelfile, text)
+    write_modelfile(console, modelfile, text)
     if before not in (None, now):
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     second = [from_line(projector)] if projector else []

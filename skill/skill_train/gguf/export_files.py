@@ -15,8 +15,9 @@ def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
     """The files of an export that cannot be checked, with the reason: recorded files that are missing, and files in
     `gguf/` that are not GGUF files."""
     gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
-    expected = {*run.exported, run.gguf / "Modelfile", run.gguf / ADAPTER_MODELFILE}
-    others = sorted(path.name for path in run.gguf.glob("*") if path not in expected)
+    expected, texts = run.exported, ("Modelfile", ADAPTER_MODELFILE)
+    names = (path.name for path in sorted(run.gguf.glob("*")) if path not in expected)
+    others = [name for name in names if name.split(".unrecorded-")[0] not in texts]
     return (*gone, *((name, "its name is not that of a GGUF file") for name in others))
 
 
