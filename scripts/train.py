@@ -1884,6 +1884,14 @@ def fed_digest(rows: Any) -> str:
     return digest.hexdigest()
 
 
+def system_digest(rows: Any) -> str:
+    """SHA-256 of the system message with which every row begins; empty if there is no such one."""
+    firsts = [(row.get("messages") or [{}])[0] for row in rows]
+    texts = {json.dumps(first.get("content") if first.get("role") == "system" else None) for first in firsts}
+    text = json.loads(texts.pop()) if len(texts) == 1 else None
+    return hashlib.sha256(text.encode()).hexdigest() if text and isinstance(text, str) else ""
+
+
 # --- parquet ---
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
@@ -6511,6 +6519,7 @@ class FedData(TypedDict):
     rows_sha256: str
     held_out_sha256: str
     held_out_file_sha256: str
+    system_sha256: str
     order_sha256: str
     fed_rows: int
     fed_tokens: int
@@ -6602,6 +6611,7 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
         "rows_sha256": fed_digest(train),
         "held_out_sha256": fed_digest(data["held_out"]),
         "held_out_file_sha256": file_digest(folder / "held_out.jsonl")["sha256"],
+        "system_sha256": system_digest(train),
         "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         "fed_rows": len(order),
         "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),

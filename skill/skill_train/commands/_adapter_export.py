@@ -70,7 +70,8 @@ def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, b
     from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
-    parameters, _ = parameters_of(base, recipe.max_length, bare=train_record.is_asked_bare(record, recipe.format))
+    bare, system = train_record.is_asked_bare(record, recipe.format), train_record.system_of(run.path)
+    parameters, _ = parameters_of(base, recipe.max_length, bare=bare, system=system)
     path = run.gguf / ADAPTER_MODELFILE
     text = modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name)
     write_modelfile(console, path, text)

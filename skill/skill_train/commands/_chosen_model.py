@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._shell import quoted
+from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, nearest
 from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
@@ -16,7 +17,7 @@ from skill_train.gguf.quant_types import plain_type
 from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
-from skill_train.run.train_record import is_asked_bare
+from skill_train.run.train_record import is_asked_bare, trained_system
 
 _FOLDERS = ("base", "adapter", "merged")
 
@@ -86,6 +87,13 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
             hint=f"skill-train export-gguf {quoted(where)}",
         )
     return choice
+
+
+def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
+    """Warns of prompts without the system message after which every row was trained."""
+    if RunDir.is_one(choice.where) and trained_system(choice.where):
+        words = "every row was trained after one system message, without which the model is asked otherwise"
+        console.warn("no_system", f"{words}: {how}; it stands in {choice.where / 'samples.jsonl'}")
 
 
 def projector_of(run: RunDir) -> Path | None:

@@ -49,7 +49,7 @@ from skill_train.run.begun import trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, has_note, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
-from skill_train.run.train_record import is_asked_bare
+from skill_train.run.train_record import is_asked_bare, system_of
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
@@ -278,8 +278,9 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     from skill_train.gguf import convert, ollama_modelfile
 
     converted, tokenizer, projected = _convert(console, task, tools, ready)
+    system = system_of(task.run.path) if task.run else None
     parameters, reasons = ollama_modelfile.parameters_of(
-        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
+        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer, system=system
     )
     source = convert.output_of(converted.record, task.records)
     quantized = quantize_files(task, source, console)

@@ -23,7 +23,7 @@ from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
-from skill_train.run.train_record import TrainRecord, is_asked_bare
+from skill_train.run.train_record import TrainRecord, is_asked_bare, system_of
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.check import first_few
 
@@ -173,7 +173,9 @@ def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> 
         return
     named, record = run.gguf / (model_of(file) or ""), run.record("mmproj")
     projectors = export_record.read(record).outputs if record.is_file() else {}
-    parameters, _ = parameters_of(run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format))
+    parameters, _ = parameters_of(
+        run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format), system=system_of(run.path)
+    )
     chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
     text = file.read_text(encoding="utf-8", errors="replace")
     if changed := edits(text, modelfile(chosen.name, parameters, beside)):

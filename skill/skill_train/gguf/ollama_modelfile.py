@@ -84,7 +84,12 @@ def _file_reference(file: str) -> str:
 
 
 def parameters_of(
-    model: Path, trained_length: int | None = None, *, bare: bool = False, tokenizer: Any = None
+    model: Path,
+    trained_length: int | None = None,
+    *,
+    bare: bool = False,
+    tokenizer: Any = None,
+    system: str | None = None,
 ) -> tuple[list[str], list[Reason]]:
     """The lines that follow FROM, with the reason for each line and for each missing one.
 
@@ -94,6 +99,7 @@ def parameters_of(
         bare: the rows were trained unchanged, without the chat template.
         tokenizer: the model's tokenizer, if the caller has it. Its template is rendered here, so call this in the main
             thread, where an endless template can be stopped.
+        system: of `system_of`.
 
     Raises:
         UsageError: the template does not end.
@@ -122,6 +128,13 @@ def parameters_of(
         reasons.append(_reason(BARE_TEMPLATE, because, "recipe"))
     else:
         reasons.append(_template_reason(tokenizer))
+    if system is not None:
+        because = "every row was trained after this system message"
+        if no := "its text is not there any more" if not system else "a Modelfile cannot quote it" * ('"""' in system):
+            reasons.append(_reason("no SYSTEM", f"{because}, and {no}", "samples.jsonl"))
+        else:
+            lines.extend((f"# {because} (samples.jsonl)", f'SYSTEM """{system}"""'))
+            reasons.append(_reason("SYSTEM", because, "samples.jsonl"))
     return lines, reasons
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from skill_train.program.chat.labels import IGNORED, fed_digest, trained_tokens
+from skill_train.program.chat.labels import IGNORED, fed_digest, system_digest, trained_tokens
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
@@ -331,13 +331,14 @@ class Processes(TypedDict):
 
 class FedData(TypedDict):
     """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer. That of the file of held-out rows covers their text."""
+    the trainer. That of the file of held-out rows covers their text, and that of `system_digest` is of one message."""
 
     train_rows: int
     held_out_rows: int
     rows_sha256: str
     held_out_sha256: str
     held_out_file_sha256: str
+    system_sha256: str
     order_sha256: str
     fed_rows: int
     fed_tokens: int
@@ -432,6 +433,7 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
         "rows_sha256": fed_digest(train),
         "held_out_sha256": fed_digest(data["held_out"]),
         "held_out_file_sha256": file_digest(folder / "held_out.jsonl")["sha256"],
+        "system_sha256": system_digest(train),
         "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         "fed_rows": len(order),
         "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),

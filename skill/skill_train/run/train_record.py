@@ -12,6 +12,7 @@ import msgspec
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
+from skill_train.program.chat.labels import system_digest
 from skill_train.program.encode import ALREADY_RENDERED, WITHOUT_TEMPLATE
 from skill_train.recipe.formats import BARE
 from skill_train.run import records
@@ -240,6 +241,18 @@ def stops_of(adapter: Path | None) -> list[int]:
     known = adapter is not None and (adapter.parent / "plan.json").is_file()
     environment = read_environment(adapter.parent / "environment.json") if adapter is not None and known else None
     return (environment and environment.stops) or []
+
+
+def trained_system(run: Path) -> str:
+    """The digest of the system message with which every row began that trained; empty if there was none."""
+    environment = read_environment(run / "environment.json")
+    return str(((environment and environment.data) or {}).get("system_sha256", ""))
+
+
+def system_of(run: Path) -> str | None:
+    """That message, from the rows that were kept; empty if these do not show it, None if there was none."""
+    rows = read_rows(run / "samples.jsonl") if (digest := trained_system(run)) else []
+    return (rows[0]["messages"][0]["content"] if system_digest(rows) == digest else "") if digest else None
 
 
 def read_steps(path: Path) -> list[StepLine]:

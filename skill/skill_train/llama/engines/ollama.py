@@ -100,9 +100,11 @@ def _version(url: str) -> str:
 
 def _modelfile(gguf: Path, projector: Path | None) -> str:
     """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
-    from where the Modelfile lies for a model's name, and asks the host that the name begins with."""
+    from where the Modelfile lies for a model's name, and asks the host that the name begins with. The SYSTEM of an
+    export is left out: it would begin each conversation."""
     beside = gguf.parent / "Modelfile"
-    lines = beside.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if beside.is_file() else []
+    text = beside.read_text(encoding="utf-8", errors="surrogateescape") if beside.is_file() else ""
+    lines = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text).splitlines()
     own_lines = [line for line in lines if not line.upper().startswith("FROM ")]
     files = [gguf] if projector is None else [gguf, projector]
     return "\n".join([*(f"FROM {file.resolve()}" for file in files), *own_lines]) + "\n"

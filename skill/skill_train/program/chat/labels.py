@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Container
 from itertools import accumulate, groupby
@@ -53,3 +54,11 @@ def fed_digest(rows: Any) -> str:
         for picture in row.get("image_sha256") or ():
             digest.update(bytes.fromhex(picture))
     return digest.hexdigest()
+
+
+def system_digest(rows: Any) -> str:
+    """SHA-256 of the system message with which every row begins; empty if there is no such one."""
+    firsts = [(row.get("messages") or [{}])[0] for row in rows]
+    texts = {json.dumps(first.get("content") if first.get("role") == "system" else None) for first in firsts}
+    text = json.loads(texts.pop()) if len(texts) == 1 else None
+    return hashlib.sha256(text.encode()).hexdigest() if text and isinstance(text, str) else ""
