@@ -277,3 +277,26 @@ def test_a_conversation_in_a_terminal(made: gguf_maker.Export) -> None:
     assert answer.replace("\x0c", "�") in plain and second.replace("\x0c", "�") in plain
     code, seen = typed([file, "--max-tokens", "200"], ["Hello\n", "\x03"])
     assert code == 0, seen
+
+
+def test_a_file_that_failed_its_proof_or_changed_since_is_told(commands: Commands, run: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(run, tmp_path / "run"))
+    words = ("--prompt", QUESTION, "--max-tokens", 1, "--compare")
+    file = mine / "gguf" / "run-q8_0.gguf"
+    content = file.read_bytes()
+    file.write_bytes(content + bytes(32))
+    assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "q8_0")) == ["run-q8_0.gguf changed after it"]
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert commands.run(Path.cwd(), dict(os.environ), "verify", mine, "--tokens", 64).code == 6
+    said = _unproven(asked(commands, mine, "--file", "q8_0", *words, "q4_k_m"))
+    assert len(said) == 1 and said[0].startswith("run-q8_0.gguf failed it: digest")
+    assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "merged")) == []
+    (mine / "verify.json").unlink()
+    assert _unproven(asked(commands, mine, "--file", "q8_0", *words, "q4_k_m")) == []
+
+
+def _unproven(done: Done) -> list[str]:
+    """What the warnings say of files and their proof, without its path."""
+    said = [each["message"] for each in done.answer["warnings"] if each["code"] == "not_proven"]
+    assert all("verify.json: " in each for each in said)
+    return [each.partition("verify.json: ")[2] for each in said]

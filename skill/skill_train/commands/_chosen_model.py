@@ -14,7 +14,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.gguf.quant_types import plain_type
-from skill_train.run import export_record, plan_record
+from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.train_record import is_asked_bare, trained_system
@@ -94,6 +94,23 @@ def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
     if RunDir.is_one(choice.where) and trained_system(choice.where):
         words = "every row was trained after one system message, without which the model is asked otherwise"
         console.warn("no_system", f"{words}: {how}; it stands in {choice.where / 'samples.jsonl'}")
+
+
+def warn_of_proof(console: Console, choice: Chosen) -> None:
+    """Warns of a file of a run that failed its proof, or has another size since. Its digest would take seconds."""
+    record, file = RunDir(choice.where).record("verify"), choice.model.path
+    if not (choice.model.is_gguf and record.is_file()):
+        return
+    try:
+        proof = verify_record.read(record)
+    except UsageError as error:
+        console.warn("not_proven", error.message)
+        return
+    failed = [check.name for check in proof.checks if check.file == file.name and check.verdict == "fail"]
+    if failed:
+        console.warn("not_proven", f"{record}: {file.name} failed it: {', '.join(failed)}")
+    elif file.name in proof.inputs.ggufs and proof.inputs.ggufs[file.name]["bytes"] != file.stat().st_size:
+        console.warn("not_proven", f"{record}: {file.name} changed after it")
 
 
 def projector_of(run: RunDir) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_system
+from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_proof, warn_of_system
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context_option, engine_device_option
@@ -120,6 +120,8 @@ def chat(options: ChatOptions, console: Console) -> Result:
         )
     first = chosen(options.model, options.file)
     models = [first] if options.compare is None else [first, other(first, options.compare)]
+    for model in models:
+        warn_of_proof(console, model)
     if options.system is None and not options.raw:
         warn_of_system(console, first, "give it with --system")
     with tempfile.TemporaryDirectory(prefix="skill-train-") as pictures, contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_system
+from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, warn_of_system
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._options import DEFAULT_CONTEXT, PATH, context_option, engine_device_option
@@ -67,6 +67,7 @@ def serve(options: ServeOptions, console: Console) -> Result:
     chosen = gguf_of(options.model, options.quant)
     if chosen.model.pictures is not None:
         raise _reads_pictures(chosen)
+    warn_of_proof(console, chosen)
     warn_of_system(console, chosen, "send it as the first message")
     gguf = read_model_file(chosen.model.path)
     job = _job(options, chosen, gguf, key)
