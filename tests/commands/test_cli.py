@@ -165,6 +165,10 @@ def test_a_proof_takes_the_place_of_a_proof_alone(run: Path, tmp_path: Path) -> 
     kept = {path: path.read_bytes() for path in (run / "plan.json", run / "merge.json", *others)}
     for out in (*kept, tmp_path / "pipe", tmp_path / "loop"):
         _assert_refused(_call(tmp_path, "verify", run, "--out", out), "output_exists", str(out))
+    for name in ("rows.jsonl", "notes.txt"):
+        (tmp_path / name).write_text('{"text": "mine"}\n{"text": "too"}\n')
+        said = f"{tmp_path / name} already exists and is not a proof"
+        _assert_refused(_call(tmp_path, "verify", run, "--out", tmp_path / name), "output_exists", said)
     assert {path: path.read_bytes() for path in kept} == kept and (tmp_path / "pipe").is_fifo()
 
 

@@ -318,8 +318,13 @@ def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findi
 
 
 def _require_proof(record: Path) -> None:
-    """Only a proof is replaced."""
-    document = records.read_json(record) if record.is_file() else None
+    """Only a proof is replaced. What cannot be read may have been one under the name that a proof has by itself."""
+    document = None
+    try:
+        document = records.read_json(record) if record.is_file() else None
+    except UsageError:
+        if record.name == "verify.json":
+            raise
     if os.path.lexists(record) and not (isinstance(document, dict) and document.keys() >= _PROOF_KEYS):
         raise UsageError(
             f"{record} already exists and is not a proof",
