@@ -14,7 +14,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.gguf.quant_types import plain_type
-from skill_train.run import export_record, plan_record, verify_record
+from skill_train.run import export_record, merge_record, plan_record, train_record, verify_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.train_record import is_asked_bare, trained_system
@@ -97,7 +97,10 @@ def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
 
 
 def warn_of_proof(console: Console, choice: Chosen) -> None:
-    """Warns of a file of a run that failed its proof, or has another size since. Its digest would take seconds."""
+    """Warns of a file of a run that is of an earlier training, failed its proof, or has another size since. Its digest
+    would take seconds."""
+    if doubt := doubt_of_training(choice):
+        console.warn("other_adapter", doubt)
     record, file = RunDir(choice.where).record("verify"), choice.model.path
     if not (choice.model.is_gguf and record.is_file()):
         return
@@ -118,6 +121,22 @@ def projector_of(run: RunDir) -> Path | None:
     record = run.record("mmproj")
     outputs = [run.path / name for name in export_record.read(record).outputs] if record.is_file() else []
     return next((path for path in outputs if path.is_file()), None)
+
+
+def doubt_of_training(choice: Chosen) -> str:
+    """Why a merged model or a GGUF file is of an earlier training of its run, by the records; else empty."""
+    run, model = RunDir(choice.where), choice.model
+    if not RunDir.is_one(run.path) or not (model.is_gguf or model.path == run.merged):
+        return ""
+    made, stale = train_record.read(run.record("train")).outputs, False
+    if run.record("merge").is_file():
+        merged = merge_record.read(run.record("merge"))
+        stale = any(made.get(f"adapter/{name}", digest) != digest for name, digest in merged.inputs.adapter.items())
+        made = merged.outputs
+    if model.is_gguf and run.record("convert").is_file():
+        inputs = export_record.read(run.record("convert")).inputs
+        stale |= any(made.get(f"merged/{name}", digest) != digest for name, digest in inputs.items())
+    return f"{model.name} was made of an earlier training of {run.path}, by its records" if stale else ""
 
 
 def _file_alone(file: Path, word: str | None) -> Chosen:
