@@ -81,13 +81,19 @@ def test_another_model_of_the_same_shape(work: Path, recorded: bool) -> None:
     if recorded:
         _record(work)
     error = refused(work, work / "tuned")
-    assert NORM in error.got and str(work / "base") in error.hint
+    assert ("other digests" if recorded else NORM) in error.got and str(work / "base") in error.hint
 
 
 def test_the_model_that_holds_the_adapter_already(work: Path) -> None:
     assert merged(work, work / "base") == []
     (work / "out").rename(work / "merged")
     refused(work, work / "merged")
+
+
+def test_another_model_in_another_type_than_was_recorded(work: Path) -> None:
+    _record(work)
+    _changed(work, "wide", lambda t: t.update({k: v.float() + (k == NORM) for k, v in t.items()}))
+    assert NORM in refused(work, work / "wide").got
 
 
 def test_an_adapter_of_a_checkpoint(work: Path) -> None:

@@ -50,8 +50,8 @@ def base_of(run: RunDir) -> Path:
 
 
 def require_named_base(console: Console, base: Path, adapter: Path) -> None:
-    """Compares a base with the one that an adapter was trained on: by the digests of its run, or else by the numbers of
-    both. Warns where neither can be.
+    """Compares a base with that of an adapter by the digests of its run, or else by the numbers. Warns where neither
+    can be.
 
     Raises:
         UsageError: it is another model.
@@ -69,10 +69,10 @@ def require_named_base(console: Console, base: Path, adapter: Path) -> None:
         named = Path(name) if os.path.isdir(name) else snapshot(name, str(config.get("revision") or "main"))
         if here == recorded and (recorded or (named and named.samefile(base))):
             return
-        if named and (not recorded or _weights(named) == recorded):
-            other, unknown = _difference(base, named)
-        elif here and recorded and _sizes(here) == _sizes(recorded):
+        if here and recorded and _sizes(here) == _sizes(recorded):
             other = "files with other digests"
+        elif named and (not recorded or _weights(named) == recorded):
+            other, unknown = _difference(base, named)
     except UsageError as error:
         unknown = error.message
     if other:
@@ -82,7 +82,7 @@ def require_named_base(console: Console, base: Path, adapter: Path) -> None:
             expected=f"the weights of {name}" + (f" that {run.record('environment')} records" if recorded else ""),
             got=other,
             hint=f"give that model as it was then with --base {quoted(name)}"
-            + ("" if recorded else ", or correct base_model_name_or_path in its adapter_config.json"),
+            + ("" if recorded else ", or correct adapter_config.json"),
         )
     if unknown:
         console.warn("base_not_compared", f"nothing shows that {adapter} was trained on {base}: {unknown}")
