@@ -175,12 +175,13 @@ def measure(configuration: Configuration, model: Path) -> dict[str, Any]:
         prepare_environment({"device": configuration.device})
         recipe, placement = _plan(configuration, model)
         data = _data(configuration, recipe)
+        (folder / "held_out.jsonl").touch()  # a training writes it; nothing is held out here
         watch = Watch(folder, data, recipe, None, keep=placement["save_total_limit"])
         trainer = program.build_trainer(recipe, placement, folder, _tokenizer(), data, watch)
         loaded = watch.memory()
         _forget_peak(configuration.device)
         program.train(trainer, watch, recipe["seed"], None)
-        return _line(configuration, trainer, watch, loaded, program.environment(trainer, data, {}))
+        return _line(configuration, trainer, watch, loaded, program.environment(trainer, data, {}, folder))
 
 
 def _line(
