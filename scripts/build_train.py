@@ -2,7 +2,7 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-Of a docstring, but that of main.py, it has the first sentence; the parts have the rest.
+Of a docstring, but that of main.py, it has the first sentence, and none in a short function; the parts have the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PARTS = (
     "start/failures", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks",
     "cloud/kept", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
+SHORT = 5  # lines behind the docstring
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
 
@@ -53,13 +54,16 @@ def join(folder: Path) -> str:
 
 
 def shortened(source: str) -> str:
-    """A source whose functions and classes have only the first sentence of their docstrings."""
+    """A source whose functions and classes have only the first sentence of their docstrings, and its short functions
+    none: their few lines show as much."""
     lines = source.splitlines(keepends=True)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    texts = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
-    for text in sorted(texts, key=lambda text: -text.lineno):
+    for node in sorted((node for node in nodes if ast.get_docstring(node) is not None), key=lambda node: -node.lineno):
+        text = node.body[0]
         whole = "".join(lines[text.lineno - 1 : text.end_lineno])
-        if (first := first_sentence(whole)) != whole:
+        if isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - text.end_lineno <= SHORT:
+            lines[text.lineno - 1 : text.end_lineno] = []
+        elif (first := first_sentence(whole)) != whole:
             lines[text.lineno - 1 : text.end_lineno] = [first + '"""\n']
     return "".join(lines)
 

@@ -201,12 +201,10 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; the name of its class where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -266,7 +264,6 @@ def run_id() -> str | None:
 
 
 def again() -> str:
-    """How to continue a run that ended."""
     if run_id() is None:
         return "skill-train local --resume --run-dir RUN"
     return "start the run again: it goes on from its newest kept checkpoint"
@@ -296,13 +293,11 @@ def any_process(own_answer: bool, device: Any) -> bool:
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """Writes an event that is the same for all processes."""
     if is_main_process():
         tell(name, **fields)
 
 
 def tell(name: str, /, **fields: Any) -> None:
-    """Writes an event as one JSON line on stdout, in one call, because several processes write there."""
     try:
         sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
         sys.stdout.flush()
@@ -311,13 +306,11 @@ def tell(name: str, /, **fields: Any) -> None:
 
 
 def silence() -> None:
-    """Sends standard output to nowhere."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had."""
     import resource
 
     peak = process_figure("status", "VmHWM:")
@@ -325,7 +318,6 @@ def peak_rss_bytes() -> int:
 
 
 def number(value: Any) -> float | None:
-    """A finite float, or None: JSON has no NaN."""
     value = float(value) if value is not None else math.nan
     return value if math.isfinite(value) else None
 
@@ -350,7 +342,6 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends."""
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)
 
@@ -434,7 +425,6 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work."""
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
 
@@ -474,8 +464,6 @@ def check_settings(document: Any, path: Path) -> None:
 
 
 def check_values(document: JsonObject, path: Path) -> None:
-    """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
-    a character."""
     for key, value in values_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
@@ -593,7 +581,6 @@ def is_entry(entry: Any) -> bool:
 
 
 def are_sizes(values: Any, lengths: Container[int]) -> bool:
-    """Whether this is a list of such a length, of whole numbers that are not below zero."""
     is_list = isinstance(values, list) and len(values) in lengths
     return is_list and all(type(value) is int and value >= 0 for value in values)
 
@@ -631,7 +618,6 @@ def objects_in(document: Any) -> Iterator[JsonObject]:
 
 
 def block_hub_kernels() -> None:
-    """Hides the package `kernels`; call it before transformers is imported."""
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
@@ -676,8 +662,6 @@ KINDS = {
 
 
 def roots_of(folder: Path) -> list[Path]:
-    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the Hub's
-    cache."""
     real = folder.resolve()
     cache = real.parent.parent
     in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
@@ -706,7 +690,6 @@ def regular_file(path: Path, *, hint: str = "download the model again") -> Itera
 
 
 def read_foreign(path: Path, most: int) -> bytes:
-    """The bytes of a regular file."""
     with regular_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -730,7 +713,6 @@ def foreign_json(path: Path) -> Any:
 
 
 def marks_in(content: bytes) -> int:
-    """An upper limit for the number of values in a JSON document, counted before it is parsed."""
     return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
@@ -790,7 +772,6 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:
-    """The path of one file of a model, which is fetched if needed; None if the model does not have it."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -809,7 +790,6 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they 
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -852,7 +832,6 @@ def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
 
 
 def files_of_base(base: Path) -> list[Path]:
-    """The files that belong to a model's weights, also in sub-folders."""
     files: list[Path] = []
     for root, folders, names in os.walk(base):
         folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
@@ -861,7 +840,6 @@ def files_of_base(base: Path) -> list[Path]:
 
 
 def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)
@@ -911,14 +889,12 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def share_weights(folder: Path, like: Path) -> None:
-    """Gives the weights in a folder the permissions of the file `like`."""
     for file in folder.glob("*.safetensors"):
         with suppress(OSError):  # a file system without permissions
             file.chmod(like.stat().st_mode & 0o777)
 
 
 def without(path: Path) -> str:
-    """How to go on without a damaged file or checkpoint."""
     return f"move {shlex.quote(str(path))} away, then {again()}"
 
 
@@ -937,7 +913,6 @@ def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str)
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
     return sorted(checkpoints, key=step_of, reverse=True)
 
@@ -947,7 +922,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 def stop_signals() -> list[int]:
-    """The signals that end a training at a checkpoint."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -1077,7 +1051,6 @@ SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after 
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows never train."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
@@ -1116,7 +1089,6 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ran out of memory."""
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
     now = kills_for_memory()
@@ -1124,8 +1096,6 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
-    """The number of processes that this computer has killed for memory since it started; None if the system hides
-    it."""
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -1134,7 +1104,6 @@ def kills_for_memory() -> int | None:
 
 
 def last_stage(output: str) -> str | None:
-    """The last stage that a training reported in its output, in which libraries write too."""
     for line in reversed(output.splitlines()):
         if line.startswith('{"event": "stage"'):
             with suppress(ValueError, KeyError):
@@ -1328,12 +1297,10 @@ SHAREGPT_ROLES = {
 
 
 def says(value: Any) -> bool:
-    """Whether an optional column of a row holds anything but blanks."""
     return bool(value.strip() if isinstance(value, str) else value)
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text."""
     if not says(text) or not isinstance(messages, list):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
@@ -1341,7 +1308,6 @@ def with_system(messages: Any, text: Any) -> Any:
 
 
 def speaker_of(turn: Row) -> str | None:
-    """The role of a turn of ShareGPT; None for an unknown one."""
     return SHAREGPT_ROLES.get(str(turn.get("from")).lower())
 
 
@@ -1361,7 +1327,6 @@ def from_sharegpt(turns: Any) -> list[Message]:
 
 
 def as_messages(value: Any, role: str, name: str) -> list[Any]:
-    """The messages of a row unchanged, or its text as one message."""
     if isinstance(value, list):
         return value
     return [{"role": role, "content": text_of(value, name)}]
@@ -1445,7 +1410,6 @@ def media_mark(text: str) -> str | None:
 
 
 def base64_start(text: str) -> bytes:
-    """The first 24 bytes of a file as base64, in either alphabet."""
     return base64.urlsafe_b64decode(text[:32].replace("+", "-").replace("/", "_"))
 
 
@@ -1500,7 +1464,6 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """A list of tools or of calls, or what a JSON text says of them."""
     read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
         raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
@@ -1519,7 +1482,6 @@ def json_value(text: str, name: str) -> Any:
 
 
 def turns_of(value: Any, name: str) -> Any:
-    """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
     return json_value(value, name) if isinstance(value, str) and value.strip() else value
 
 
@@ -1572,7 +1534,6 @@ class RepeatedKey(ValueError):
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
-    """A JSON object, as the `object_pairs_hook` of `json`."""
     row = dict(pairs)
     if len(row) < len(pairs):
         [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -1586,7 +1547,6 @@ def repeated_key(where: str, key: str) -> Refused:
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:
-    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
@@ -1612,13 +1572,11 @@ SENTENCE_WORDS = 3  # words
 
 @lru_cache(maxsize=4096)
 def names_media(column: str) -> bool:
-    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
     return MEDIA_COLUMN.fullmatch("_".join(words_of_name(column))) is not None
 
 
 @lru_cache(maxsize=4096)
 def mentions_media(column: str) -> bool:
-    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
     return any(MEDIA_WORD.fullmatch(word) for word in words_of_name(column))
 
 
@@ -1675,7 +1633,6 @@ def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) 
 
 
 def thoughts_of(message: Message) -> list[str]:
-    """The thoughts of an answer: beside its text, or in it."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
@@ -1683,7 +1640,6 @@ def thoughts_of(message: Message) -> list[str]:
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
-    """What to tell of answers whose thoughts do not stand in the text."""
     for message in messages:
         thoughts = thoughts_of(message) if message["role"] == "assistant" else []
         if thoughts and not any(thought in rendered for thought in thoughts):
@@ -1716,7 +1672,6 @@ WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE
 
 
 def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] | None:
-    """The added tokens of a tokenizer that stand in this text."""
     marks = {token.content for token in added if token.special or token.content[:1] in ("<", "[")}
     found = {mark for mark in marks if mark.strip() and mark in around_turns and not WITHIN_ANSWERS.search(mark)}
     return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
@@ -1796,7 +1751,6 @@ class ToldRows:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
-        """What to tell of them, where `count` rows were looked at."""
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in self.places.items()]
 
 
@@ -1831,12 +1785,10 @@ def names_of_tools(tools: Any) -> list[str]:
 
 
 def is_described(names: list[str], text: str) -> bool:
-    """Whether a text has each of these tools as JSON, or as Python writes it."""
     return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
 
 
 def is_named(names: list[str], text: str, rendered: str | None) -> bool:
-    """Whether each tool stands in a rendered conversation beside this text too; most likely, without a model."""
     others = rendered and rendered.replace(text.strip(), "")
     return others is None or all(str(name) in others for name in names)
 
@@ -1859,12 +1811,10 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
 
 
 def trained_tokens(row: Tokens) -> int:
-    """The number of labels that count."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
 def marked_text(tokenizer: Any, row: Tokens) -> str:
-    """The row decoded, with the trained parts between ⟦ and ⟧."""
     text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
     for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
         decoded = tokenizer.decode([token for token, _ in piece])
@@ -1885,7 +1835,6 @@ def fed_digest(rows: Any) -> str:
 
 
 def system_digest(rows: Any) -> str:
-    """SHA-256 of the system message with which every row begins; empty if there is no such one."""
     firsts = [(row.get("messages") or [{}])[0] for row in rows]
     texts = {json.dumps(first.get("content") if first.get("role") == "system" else None) for first in firsts}
     text = json.loads(texts.pop()) if len(texts) == 1 else None
@@ -1956,12 +1905,10 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
 
 
 def mean_row(group: Group) -> int:
-    """Bytes of a row in a file, by its footer."""
     return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
 
 
 def in_pieces(groups: list[Group]) -> dict[str, Any]:
-    """How pyarrow reads a file of large rows: a piece of a column after the other."""
     large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
     return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
@@ -1979,7 +1926,6 @@ class Chunk(NamedTuple):
 
     @property
     def numbered(self) -> bool:
-        """Whether its texts are in a dictionary."""
         return self.kind == TEXTS and self.dictionary_at > 0
 
 
@@ -2194,7 +2140,6 @@ def python_bytes(array: Any) -> int:
 
 
 def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow added."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
     for row in rows:
         yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
@@ -2227,7 +2172,6 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
 
 def json_in_column(text: Any) -> Any:
-    """The value of a column of JSON; null stays."""
     return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
@@ -2237,7 +2181,6 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def undecoded(loaded: Any) -> Any:
-    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
     loaded.info.features = type(loaded.features)(as_stored(loaded.features))
     return loaded
 
@@ -2311,7 +2254,6 @@ def record_batch(message: Any) -> dict[int, int]:
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
-        """The position of each field of a table."""
         places = table - struct.unpack_from("<i", data, table)[0]
         (length,) = struct.unpack_from("<H", data, places)
         offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
@@ -2375,18 +2317,15 @@ class HubFile(NamedTuple):
 
     @property
     def root(self) -> Path:
-        """The files of this commit in the cache of huggingface_hub."""
         from huggingface_hub.constants import HF_HUB_CACHE
 
         return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{self.dataset.replace('/', '--')}" / "snapshots" / self.commit
 
     @property
     def folder(self) -> Path:
-        """Where the paths of its pictures begin."""
         return (self.root / self.name).parent
 
     def beside(self, text: str) -> str:
-        """The name in the repository of what a text in a row names, if it names a file."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
 
 
@@ -2404,12 +2343,10 @@ def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name is that of a file in a repository, written in the usual way."""
     return name == posixpath.normpath(name) and not name.startswith(("/", "..")) and "\\" not in name and name != "."
 
 
 def rows_named(data: str, file: str | None) -> str:
-    """The rows in words: `rows.jsonl`, or `train.jsonl in owner/name`."""
     return data if file is None else f"{file} in {data}"
 
 
@@ -2427,7 +2364,6 @@ def picture_folder(data: str, file: str | None = None, commit: str | None = None
 
 
 def hub_cache_of(folder: Path) -> Path | None:
-    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
@@ -2438,7 +2374,6 @@ Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
-    """The rows, once the files of the repository that they name lie in the cache."""
     while ahead := list(islice(rows, ROWS_AHEAD)):
         texts = {text for each in ahead for text in texts_in(each[1]) if 0 < len(text) < NAME_CHARACTERS}
         bring_files(file, {name for text in texts if (name := file.beside(text)) in files_at(file)})
@@ -2446,7 +2381,6 @@ def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value of a row."""
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -2456,7 +2390,6 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def files_at(file: HubFile) -> frozenset[str]:
-    """The names of all files in the repository."""
     from huggingface_hub import HfApi
 
     with explained_hub(file):
@@ -2480,7 +2413,6 @@ def bring_files(file: HubFile, names: Iterable[str]) -> None:
 
 
 def brought_file(file: HubFile) -> Path:
-    """The file of rows in the cache."""
     bring_files(file, [file.name])
     return file.root / file.name
 
@@ -2519,7 +2451,6 @@ def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_cod
 
 @contextmanager
 def named_as(path: Path, name: str) -> Iterator[None]:
-    """Refusals name a file in the cache as the user does."""
     try:
         yield
     except Refused as refusal:
@@ -2634,7 +2565,6 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB."""
     from PIL import ImageOps
 
     with opened_picture(source, folder) as (image, _):
@@ -2643,20 +2573,17 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
 
 
 def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
-    """Its size once it is upright, from the header of the file; the pixels are not decoded."""
     with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
 
 def upright_size(image: Any) -> PictureSize:
-    """The size of a PIL image once it is upright."""
     width, height = image.size
     on_its_side = orientation(image) in (5, 6, 7, 8)
     return PictureSize(height, width) if on_its_side else PictureSize(width, height)
 
 
 def orientation(image: Any) -> int:
-    """The orientation that EXIF says, from 1 (upright) to 8."""
     from PIL import Image
 
     value = Image.Image.getexif(image).get(0x0112)
@@ -2664,12 +2591,10 @@ def orientation(image: Any) -> int:
 
 
 def picture_digest(source: PictureSource, folder: Path | None) -> str:
-    """The SHA-256 of the file, in hexadecimal digits."""
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
 def picture_path(source: PictureSource) -> str | None:
-    """The path that a row names; None where the row holds the picture itself."""
     if isinstance(source, dict):
         source = source["path"] if source.get("bytes") is None and isinstance(source.get("path"), str) else b""
     return source if isinstance(source, str) and source[:5].lower() != "data:" else None
@@ -2691,7 +2616,6 @@ class PicturesDigest:
             self.digest.update(bytes.fromhex(digest or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
-        """The fingerprint of the rows and their pictures; that of the rows where they have none."""
         both = f"{fingerprint} {self.digest.hexdigest()}"
         return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
 
@@ -2769,7 +2693,6 @@ def picture_name(source: PictureSource) -> str:
 
 
 def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
-    """The content of the file."""
     with picture_file(source, folder) as file:
         return file.read()
 
@@ -2917,7 +2840,6 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
-    """A text or a list of messages with `PICTURE` in place of each picture."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -2950,7 +2872,6 @@ def lifted_text(text: str, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
-    """The mark of the next picture of the column."""
     if not waiting:
         return ""
     pictures.append(waiting.pop(0))
@@ -2980,7 +2901,6 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
-    """Refuses a part that holds more than its type says: it would be dropped silently."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
@@ -3004,7 +2924,6 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
 
 
 def which_picture(value: Any) -> str:
-    """Equal for two ways to name one picture: its path, and its bytes with the path."""
     if isinstance(value, dict):
         value = value.get("path") or value.get("bytes")
     return posixpath.normpath(value) if isinstance(value, str) else repr(value)
@@ -3025,7 +2944,6 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
 
 
 def picture_parts(content: str) -> list[dict[str, str]]:
-    """The content of a message as the parts that a chat template reads."""
     parts: list[dict[str, str]] = []
     for index, text in enumerate(content.split(PICTURE)):
         parts += [{"type": "image"}] if index else []
@@ -3050,12 +2968,10 @@ NAMES_PICTURE = re.compile(
 
 
 def tells_which_picture(column: str, value: Any) -> bool:
-    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
     return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:
@@ -3071,7 +2987,6 @@ TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
 
 
 def vision_part(module: str) -> str:
-    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
     return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
 
 
@@ -3093,7 +3008,6 @@ ENGINE_NOTE = (
 
 
 def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
-    """The limit of a recipe that llama.cpp ignores for the family; None without one."""
     ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
     return next((name for name in ignored if recipe.get(name) is not None), None)
 
@@ -3149,8 +3063,6 @@ class Engine:
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
-        one at least, where the model's processor divides no small one."""
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
@@ -3172,7 +3084,6 @@ class Engine:
         return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
 
     def pixels(self, part: Any) -> Any:
-        """The numbers that the tower reads of a part, float32 [3, height, width]."""
         import numpy as np
 
         mean, std = (np.array(getattr(self.processor, name), dtype=np.float32) for name in ("image_mean", "image_std"))
@@ -3253,7 +3164,6 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
 
 def single(number: float) -> float:
-    """The nearest number of single precision."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
@@ -3273,7 +3183,6 @@ def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
 
 
 def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
-    """Along the lines first, then along the columns."""
     return image.resize((size.width, image.height), kernel).resize(size, kernel)
 
 
@@ -3540,7 +3449,6 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
 
 
 def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
-    """The image processor with the limits of a recipe."""
     changed = replace(processor)
     limit_pixels(changed, changed.kind, least, most)
     return changed
@@ -3613,7 +3521,6 @@ class Pictures:
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
-        """The content of a message as the parts that the chat template reads."""
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
 
     @cached_property
@@ -3627,7 +3534,6 @@ class Pictures:
         return processor
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """Tokens or tiles of a picture, by row and column."""
         return grid_of(self.settings, size, self.engine)
 
     def _places(self) -> Places:
@@ -3638,7 +3544,6 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
-        """The text that stands for one picture, with a token for each part of it."""
         return EXPANSIONS[self.kind](self, size)
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
@@ -3701,7 +3606,6 @@ class Pictures:
             )
 
     def tokens(self, size: PictureSize) -> int:
-        """The parts of a picture that the language model reads."""
         return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
@@ -3715,7 +3619,6 @@ class Pictures:
 
     @contextmanager
     def all_grey(self, grey: bool = True) -> Iterator[None]:
-        """In the block every picture is grey, of its own size."""
         self.is_grey = grey
         try:
             yield
@@ -3735,26 +3638,22 @@ class Pictures:
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
     def token_types(self, ids: Any) -> dict[str, Any]:
-        """Where pictures stand, for the families whose model asks."""
         name = TYPE_NAMES.get(self.kind)
         return {} if name is None else {name: (ids == self.token_id).long()}
 
 
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
-    """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
     document = foreign_json(Path(path)) if path is not None else None
     return document if isinstance(document, dict) else None
 
 
 def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Qwen: one token for a square of patches, whatever the sides of the picture."""
     tokens = pictures.places.token * pictures.tokens(size)
     return tokens if pictures.engine is None else f"<|vision_start|>{tokens}<|vision_end|>"
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Gemma 3: the same number of tokens for every picture, between two marks."""
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
     text = f"{begin}{pictures.places.token * pictures.tokens(size)}{end}"
     return text if pictures.engine is not None else f"\n\n{text}\n\n"
@@ -3775,7 +3674,6 @@ LINE_END = "[IMG_BREAK]"
 
 
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
     rows, columns = pictures.grid(size)
     lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
@@ -3848,7 +3746,6 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
-    """The suffix of its format: png, jpeg, webp."""
     with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
@@ -3861,8 +3758,6 @@ Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the fir
 
 
 def sign_of(first_line: str, suffix: str) -> str:
-    """What stands between cells, in a .csv the first of these signs that the header has: Excel writes a semicolon where
-    the comma is for decimals."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in first_line), ",")
@@ -3890,7 +3785,6 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
-    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
@@ -3923,7 +3817,6 @@ def items_of(document: Any) -> list[Any]:
 
 
 def is_message(names: Iterable[str]) -> bool:
-    """Whether these are the columns of one message, which is no row."""
     return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
 
 
@@ -3940,7 +3833,6 @@ def not_an_object(where: str, item: Any) -> Refused:
 
 
 def by_columns(table: Row) -> list[Row]:
-    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
     columns = list(table.values())
     if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         return []
@@ -3959,7 +3851,6 @@ def by_lists(table: Row) -> list[Row]:
 
 
 def by_index(table: Row) -> list[Row]:
-    """The same of `{"0": {"column": value, …}, "1": …}`."""
     rows = list(table.values())
     return rows if all(map(str.isdigit, table)) and all(isinstance(row, dict) for row in rows) else []
 
@@ -4029,7 +3920,6 @@ def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] 
 
 
 def canonical(row: Row) -> bytes:
-    """Bytes that are equal for equal rows, whatever the kind of file."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
@@ -4047,7 +3937,6 @@ Line = tuple[int, Row | Broken, bytes | None]
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a file."""
     for number, row, _ in lines_of(path):
         if isinstance(row, Broken):
             raise row.refusal
@@ -4194,7 +4083,6 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """The refusal of text that is not UTF-8."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
@@ -4234,7 +4122,6 @@ def item_with_repeated_key(path: Path, text: str) -> str | None:
 
 
 def ids_in(value: Any) -> Iterator[int]:
-    """`id` of a value and of everything in it."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -4376,7 +4263,6 @@ def require_commit(loaded: Any, name: str, commit: str) -> None:
 
 
 def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
-    """The rows of one file on the Hub, read as a file here, with the pictures that they name in the cache."""
     path = brought_file(file)
     with named_as(path, str(file)):
         yield from with_files(iter_slice(iter_file(path), split), file)
@@ -4464,14 +4350,12 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
 
 
 def json_types(fields: type) -> dict[str, tuple[type, ...]]:
-    """The types of each field for `isinstance`, such as `list` for `list[str]`."""
     hints = get_type_hints(fields, globals()).items()
     parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
 def may_be_missing(fields: type) -> set[str]:
-    """The fields that are newer than the first plans that were written."""
     hints = get_type_hints(fields, globals(), include_extras=True).items()
     return {name for name, hint in hints if get_origin(hint) is NotRequired}
 
@@ -4510,7 +4394,6 @@ def check_batch(recipe: Recipe, placement: Placement) -> None:
 
 
 def check_processes(placement: Placement) -> None:
-    """Refuses another number of processes than the plan's."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != placement["num_processes"]:
         raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
@@ -4613,12 +4496,10 @@ def prepare_device(torch: Any, placement: Placement) -> None:
 
 
 def flash_attention_runs(dtype: str, capability: tuple[int, int]) -> bool:
-    """Whether torch's flash kernel computes this type on a GPU of this compute capability."""
     return dtype in ("bfloat16", "float16") and capability >= (8, 0)
 
 
 def repeat_shared_heads() -> None:
-    """Lets transformers repeat the keys and values that several query heads share, before attention."""
     from transformers.integrations import sdpa_attention
 
     if hasattr(sdpa_attention, "use_gqa_in_sdpa"):
@@ -4762,7 +4643,6 @@ def joined(*keys: Sequence[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
-    """Equal numbers for rows that train the same."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     own_contents = [
         digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
@@ -4771,7 +4651,6 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
 
 
 def seen_in(row: EncodedRow) -> str:
-    """What tells the pictures of a row from others; empty without pictures."""
     return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 
@@ -4812,7 +4691,6 @@ ALIKE = str.maketrans(
 
 
 def normalised(text: str) -> str:
-    """The text without differences that make no other row: case, spaces, Unicode forms, kinds of quotes and dashes."""
     same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(same.translate(ALIKE).split())
 
@@ -4853,7 +4731,6 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
 
 
 def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """The order with the rows of each step from long to short."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
@@ -4869,7 +4746,6 @@ PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]",
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder holds a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
@@ -4895,7 +4771,6 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def template_of_processor(model: str, revision: str | None) -> str | None:
-    """The chat template in the file where older processors kept it, which llama.cpp's converter reads too."""
     template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
     return template if isinstance(template, str) else None
 
@@ -4941,7 +4816,6 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def follows_its_file(tokenizer: Any) -> bool:
-    """Whether this class uses tokenizer.json unchanged."""
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
@@ -5007,7 +4881,6 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
 
 
 def without_words(document: JsonObject) -> Any:
-    """The tokenizer of such a document with an empty vocabulary."""
     from tokenizers import Tokenizer
 
     empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
@@ -5015,7 +4888,6 @@ def without_words(document: JsonObject) -> Any:
 
 
 def splitting(backend: Any) -> list[Any]:
-    """The settings, beside vocabulary and merges, that decide which ids a text gets."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 
@@ -5057,7 +4929,6 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 
 
 def begins_itself(text: str, bos: str | None) -> bool:
-    """Whether a text begins with the start token, as rendered rows do, so that none is to be put before it."""
     return bool(bos) and text.startswith(str(bos))
 
 
@@ -5132,7 +5003,6 @@ def endless_template(model: str) -> Refused:
 
 
 def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
-    """What ends an answer: a special token, or several in a row up to the end token."""
     if not special:
         return None
     one = "(?:" + "|".join(map(re.escape, special)) + ")"
@@ -5431,7 +5301,6 @@ class Encoder:
             self.patience += earned - (time.thread_time() - started)
 
     def in_parts(self, messages: list[Message]) -> list[Any]:
-        """The messages as the template reads them."""
         if self.pictures is None:
             return list(messages)
         return [message | {"content": self.pictures.parts(message["content"])} for message in messages]
@@ -5462,7 +5331,6 @@ class Encoder:
 
     @cached_property
     def template_marks(self) -> list[str]:
-        """The text that the template writes right before a question, and every special token before it."""
         special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
         last = self.before_question()
         signed = {last} if last[:1] in ("<", "[") else set()
@@ -5480,17 +5348,14 @@ class Encoder:
 
     @cached_property
     def around(self) -> tuple[int, int]:
-        """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
         ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
         return ids[0], ids[-1]
 
     def before_question(self) -> str:
-        """The line that the template writes right before a question; empty if it writes none."""
         return self.head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
 
     @cached_property
     def head(self) -> str:
-        """What the template writes before a question; empty for a template that needs more than a question."""
         try:
             return self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
         except Refused:
@@ -5535,7 +5400,6 @@ def require_float32(optimizer: Any) -> None:
 
 
 def keep_input_types(model: Any) -> None:
-    """Leaves it to autocast in which type an adapter computes."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
@@ -5662,7 +5526,6 @@ def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
 
 
 def model_class(recipe: Recipe) -> Any:
-    """The class that loads the model: with its vision tower where the rows have pictures."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if recipe.get("images") else AutoModelForCausalLM
@@ -5700,7 +5563,6 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
@@ -5709,12 +5571,10 @@ def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
 
 
 def is_full(recipe: Recipe) -> bool:
-    """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """The type of the weights."""
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
@@ -6178,14 +6038,12 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def remove_older(self, checkpoint: Path) -> None:
-        """Removes older checkpoints, once the newest has its marker."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
             (path / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes."""
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
             self.problem = self.problem or self.interruption()
@@ -6271,14 +6129,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
         def create_optimizer(self, *positional: Any) -> Any:
-            """Restores the types of the run first."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
             return super().create_optimizer(*positional)
 
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
-            """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU."""
             half = torch.float16 if self.args.fp16 else torch.bfloat16 if self.args.bf16 else None
             if half is None:
                 return super().autocast_smart_context_manager(*positional)
@@ -6344,8 +6200,6 @@ class PictureCollator:
 
 
 def may_leave_unused(recipe: Recipe) -> bool:
-    """Whether a batch may use only a part of the weights that train: a row without pictures uses those of the language
-    model alone."""
     parts = recipe.get("lora_parts") or ["language"]
     outside = is_full(recipe) or parts != ["language"] or bool(recipe["modules_to_save"])
     return bool(recipe.get("images")) and outside
@@ -6452,7 +6306,6 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
 
 
 def settle_order(config: Path) -> None:
-    """Sorts the sets of names in a config."""
     if config.is_file():
         values = json.loads(config.read_text(encoding="utf-8"))
         sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
@@ -6486,7 +6339,6 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a sharded model, whole, in the RAM of the first process."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -6592,7 +6444,6 @@ def built_model(model: Any) -> dict[str, object]:
 
 
 def built_lora(model: Any) -> dict[str, object] | None:
-    """Every field of PEFT's configuration, with sorted sets; None if the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -6728,7 +6579,6 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def picture_loss(self, *, grey: bool) -> float | None:
-        """Mean loss of the fixed rows that have pictures; None where no row has."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
@@ -6875,7 +6725,6 @@ class Checks:
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
         row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
@@ -6915,14 +6764,12 @@ PUBLISHED = {
 
 
 def result_names(method: str) -> set[str]:
-    """Names in the repository by which it is asked before the training whether it takes the result."""
     whole = {"config.json", "tokenizer_config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
     own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
     return own | {"README.md", "train.json", "environment.json", "recipe.json", "tokenizer.json"}
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
@@ -6990,7 +6837,6 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
 
 def hub_repository(plan: Plan) -> str | None:
-    """The repository for the result."""
     return plan.get("policy", {}).get("hub_model_id")
 
 
@@ -7081,14 +6927,12 @@ def unreachable(repo: str, got: str) -> Refused:
 
 
 def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
-    """The Hub id of the model or the data; None if it was on the machine that planned."""
     name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
 
 
 def shown_recipe(plan: Plan) -> Recipe:
-    """The recipe without the folders of the machine that planned."""
     model, data = Path(plan["recipe"]["model"]).name, Path(plan["recipe"]["data"]).name
     return plan["recipe"] | {"model": on_hub(plan, "model") or model, "data": on_hub(plan, "data") or data}
 
@@ -7261,21 +7105,18 @@ def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: 
 
 
 def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
-    """The plan."""
     smaller: Plan | None = read_object(bucket / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
 def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
-    """The plan of a second try after memory ran out; None if there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
     return smaller_plan(plan, failure["error"], last_stage(child.output()))
 
 
 def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
-    """The command that `skill-train local` would start for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
     where = ["--data", str(data.resolve())] if data else []
@@ -7473,7 +7314,6 @@ class Keeper:
         return links
 
     def prune(self, count: int) -> None:
-        """Removes older checkpoints and leaves `count` whole ones."""
         checkpoints = numbered(self.bucket / "checkpoints")
         whole = [path for path in checkpoints if path.name in self.whole]
         for path in checkpoints:
@@ -7541,7 +7381,6 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 
 def read_object(path: Path) -> Any:
-    """The marker or the plan of an earlier job; None if there is none, or if it is torn."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -7550,7 +7389,6 @@ def read_object(path: Path) -> Any:
 
 
 def remove_kept(folder: Path) -> None:
-    """Removes a checkpoint, its marker first, so that nobody finds the marker without its files."""
     with suppress(OSError):
         (folder / MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder)
@@ -7569,7 +7407,6 @@ def copy_file(source: Path, target: Path) -> FileDigest:
 
 
 def put_json(path: Path, document: Any) -> None:
-    """Writes JSON directly under its final name, because a mounted bucket may not support renaming."""
     path.write_bytes(as_json(document))
 
 
@@ -7661,7 +7498,6 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
 
 
 def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
-    """Writes the first rows and those that never train, with their pictures: one process does, and none reads them."""
     if not is_main_process():
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
@@ -7686,7 +7522,6 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
-    """What reads the pictures of the rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
     folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
@@ -7817,7 +7652,6 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
 
 
 def saved_type(folder: Path) -> str:
-    """Of the first weight in the first file, as torch names it."""
     from safetensors import safe_open
 
     with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:

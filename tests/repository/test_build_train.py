@@ -66,15 +66,17 @@ def test_a_part_is_joined_with_all_of_its_code_and_the_first_sentences_of_its_do
     source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
     (whole, docstrings), (joined, shortened) = map(_without_docstrings, (source, BUILD.shortened(source)))
     assert joined == whole
-    assert shortened == [re.split(r"\n\n|(?<=\.)\s", docstring)[0] for docstring in docstrings]
+    firsts = [re.split(r"\n\n|(?<=\.)\s", docstring)[0] for docstring, short in docstrings if not short]
+    assert [docstring for docstring, _ in shortened] == firsts
 
 
-def _without_docstrings(source: str) -> tuple[str, list[str]]:
-    """The code, and the docstrings of its functions and classes."""
+def _without_docstrings(source: str) -> tuple[str, list[tuple[str, bool]]]:
+    """The code, and the docstrings of its functions and classes; True for a function of at most five lines."""
     tree, docstrings = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)) is not None:
-            docstrings.append(docstring)
+            short = isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - node.body[0].end_lineno <= 5
+            docstrings.append((docstring, short))
             node.body = node.body[1:]
     return ast.dump(tree), docstrings
 
