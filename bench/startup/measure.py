@@ -117,16 +117,15 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_run(folder: Path) -> Path:
-    """A run here that was trained, with the plan of a recorded one."""
-    from skill_train.core.files import write_json
+    """A run here that was trained, with the records of another."""
     from skill_train.run.folder import RunDir
 
-    run = RunDir(folder)
+    run, recorded = RunDir(folder), HERE.parents[1] / "tests" / "support" / "data" / "runs" / "demo"
     run.path.mkdir()
-    shutil.copyfile(HERE.parents[1] / "tests" / "support" / "data" / "runs" / "demo" / "plan.json", run.plan)
+    for name in ("plan.json", "train.json"):
+        shutil.copyfile(recorded / name, run.path / name)
     step = {"steps": 1000, "loss": 1.0, "tokens_per_second": 100.0, "seconds": 2.0, "memory_bytes": {"rss": 1}}
     run.metrics.write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in range(1, 1001)))
-    write_json(run.record("train"), {})
     return run.path
 
 
