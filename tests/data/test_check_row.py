@@ -125,6 +125,10 @@ def test_a_value_that_stands_for_media(value: Any, answer: bool, found: bool) ->
     assert (media_in(value, answer=answer) is not None) is found
 
 
+def _calling(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
@@ -148,6 +152,9 @@ def test_a_value_that_stands_for_media(value: Any, answer: bool, found: bool) ->
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}, BOT]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}, BOT]}, "malformed"),
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "2"}]}]}, "malformed"),
+        ({"messages": [USER, _calling("[1]")]}, "malformed"),
+        ({"messages": [USER, _calling('{"a": ')]}, "malformed"),
+        ({"messages": [USER, BOT | {"function_call": {"name": "f", "arguments": "4"}}]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, BOT]}, "not_text"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}, BOT]}, "not_text"),
         ({"messages": [USER, BOT | {"weight": 0}]}, "untrained"),

@@ -41,11 +41,11 @@ def row(*arguments: Any) -> dict[str, Any]:
 
 
 def encoded(
-    folder: Path, template: str, data: dict[str, Any], kind: str = "qwen2"
+    folder: Path, template: str, data: dict[str, Any], kind: str = "qwen2", *, plans_with: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], Encoder, str]:
     tokenizer = training.tokenizer(kind)
     tokenizer.chat_template = template
-    encode = Encoder(training.resolved(tiny.cached(kind), training.write_data(folder, [data])), tokenizer)
+    encode = Encoder(training.resolved(tiny.cached(kind), training.write_data(folder, [plans_with or data])), tokenizer)
     made = encode(0, 1, data)
     ids = [token for token, label in zip(made["input_ids"], made["labels"], strict=True) if label != -100]
     return dict(made), encode, tokenizer.decode(ids)
@@ -89,19 +89,36 @@ def test_no_arguments_and_quotes_within_them(tmp_path: Path, text: str, written:
     assert f'"arguments": {written}}}' in trained
 
 
-@pytest.mark.parametrize("text", ['{"a": 2', '{"a": 2, "a": 3}'])
-def test_a_broken_text_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Refused) as caught:
-        encoded(tmp_path, tiny_templates.QWEN2_CALLS, row(text))
-    assert caught.value.error["code"] == "bad_row"
-    assert "arguments" in caught.value.error["message"] and "line 1 of" in caught.value.error["message"]
+NO_OBJECT = ['{"a": 2', '{"a": 2, "a": 3}', "add 2", "[1, 2]", '"{\\"a\\": 2}"', "null", "2", [1], 4, True]
 
 
-@pytest.mark.parametrize("value", ["add 2", "[1]", 4])
-def test_what_is_no_object_stays(tmp_path: Path, value: Any) -> None:
-    made, encode, _ = encoded(tmp_path, tiny_templates.QWEN2_CALLS, row(value))
-    assert made["messages"][1]["tool_calls"] == [call(value)]
-    assert encode.notes == []
+@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER, JOINED, BY_NAME])
+@pytest.mark.parametrize("value", NO_OBJECT)
+def test_what_is_no_object_is_refused(tmp_path: Path, template: str, value: Any) -> None:
+    """Whatever the template takes: a text that it writes as it stands was trained as it stood."""
+    with pytest.raises(Refused, match="the arguments of a call") as caught:
+        encoded(tmp_path, template, row({"a": 2}, value), plans_with=row({"a": 2}))
+    assert caught.value.error["code"] == "bad_row" and caught.value.error["expected"]
+    assert caught.value.error["message"].startswith("line 1 of ")
+    assert str(value) in caught.value.error["got"] or repr(value) in caught.value.error["got"]
+
+
+@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER])
+@pytest.mark.parametrize("given", [{"arguments": ""}, {"arguments": " "}, {"arguments": None}, {}])
+def test_a_call_without_arguments_has_none(tmp_path: Path, template: str, given: dict[str, Any]) -> None:
+    data = row({})
+    data["messages"][1]["tool_calls"] = [{"type": "function", "function": {"name": "add", **given}}]
+    _, _, said = encoded(tmp_path, template, data)
+    assert '{"name": "add", "arguments": {}}' in said
+
+
+@pytest.mark.parametrize("given", [{"parameters": {"a": 2}}, {"input": '{"a": 2}'}])
+def test_arguments_by_another_name_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    """A call without any would be trained in their place."""
+    data = row({})
+    data["messages"][1]["tool_calls"] = [{"type": "function", "function": {"name": "add", **given}}]
+    with pytest.raises(Refused, match=f"a call has no arguments, but '{min(given)}'"):
+        encoded(tmp_path, JOINED, data, plans_with=row({}))
 
 
 FIRST = tiny_templates.QWEN2_CALLS.replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")

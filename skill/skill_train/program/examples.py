@@ -24,6 +24,7 @@ BARE = ("prompt_completion", "completion")  # texts joined as they stand
 TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
+ARGUMENTS = "the arguments of a call"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
 
@@ -345,6 +346,24 @@ def json_value(text: str, name: str) -> Any:
         raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text, hint) from None
 
 
+def checked_call(call: Any) -> Any:
+    """A call whose arguments are an object, or JSON text of one. Without them, or with a blank text, it has none, as
+    for vLLM."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return call | {"function": checked_call(call["function"])}
+    given = call.get("arguments")
+    if given is None or (isinstance(given, str) and not given.strip()):
+        other = next((name for name, value in call.items() if str(value).lstrip()[:1] in ("{", "[")), None)
+        if other is not None:
+            raise bad_row(f"a call has no arguments, but {other!r}", "arguments", repr(call))
+        return call | {"arguments": {}}
+    if not isinstance(json_value(given, ARGUMENTS) if isinstance(given, str) else given, dict):
+        raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(given))
+    return call
+
+
 def turns_of(value: Any, name: str) -> Any:
     """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
     return json_value(value, name) if isinstance(value, str) and value.strip() else value
@@ -357,7 +376,9 @@ def checked_message(message: Any) -> Any:
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in message:
-        message["tool_calls"] = list_of(message["tool_calls"], "tool_calls")
+        message["tool_calls"] = list(map(checked_call, list_of(message["tool_calls"], "tool_calls")))
+    if "function_call" in message:
+        message["function_call"] = checked_call(message["function_call"])
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
