@@ -1631,25 +1631,81 @@ EARLIER_THOUGHTS = (
     "the chat template leaves out the thoughts of earlier answers of a row, so these answers are trained without them: "
     "make a row of each answer to train its thoughts"
 )
+ARGUMENTS_READ = (
+    "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
+    "objects, as it does from llama.cpp and vLLM"
+)
+AS_JSON_TEXT = "the chat template would write arguments of calls as Python does ({'a': True}): it gets their JSON text"
+AS_PYTHON = (
+    "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
+)
+CALLS = ("tool_calls", "function_call")
+# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
+PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
+PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
 
-def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
-    """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
-
+def with_arguments(messages: list[Message], changed: Callable[[Any], Any]) -> list[Message]:
     def of_call(call: Any) -> Any:
-        if isinstance(call, dict) and isinstance(call.get("function"), dict):
-            return call | {"function": of_call(call["function"])}
-        text = call.get("arguments") if isinstance(call, dict) else None
-        if not isinstance(text, str) or text.strip()[:1] not in ("{", ""):
+        if isinstance(call, list):
+            return list(map(of_call, call))
+        name = "function" if isinstance(call, dict) and isinstance(call.get("function"), dict) else "arguments"
+        if not isinstance(call, dict) or name not in call:
             return call
-        return call | {"arguments": changed(text.strip())}
+        return call | {name: of_call(call[name]) if name == "function" else changed(call[name])}
 
-    return [
-        message | {"tool_calls": list(map(of_call, message["tool_calls"]))}
-        if isinstance(message.get("tool_calls"), list)
-        else message
-        for message in messages
-    ]
+    made: Any = [dict(message) for message in messages]
+    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in made]
+
+
+def text_of_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def with_json_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    return {name: each if str(each) == text_of_json(each) else text_of_json(each) for name, each in value.items()}
+
+
+def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
+    """The messages with the arguments of their calls as a template takes them, and what to tell of that."""
+
+    def probed(change: Callable[[Any], Any]) -> str | None:
+        return render(with_arguments(messages, lambda _: change(PROBE)))
+
+    notes = list[str]()
+    if with_arguments(messages, lambda _: PROBE) == messages:
+        return messages, notes
+    joins = text_of_json(PROBE) in (probed(text_of_json) or "")
+    if not joins:
+        objects = with_arguments(messages, lambda value: json.loads(value) if isinstance(value, str) else value)
+        messages, notes = objects, [ARGUMENTS_READ] if objects != messages else []
+    if (written := probed(dict)) == (wanted := written and in_json(written)) and (written or not joins):
+        return messages, notes
+    for change in (text_of_json, with_json_values):
+        if joins if written is None else probed(change) == wanted:
+            changed = with_arguments(messages, change)
+            return changed, notes + [AS_JSON_TEXT] * (changed != messages)
+    return messages, notes + [AS_PYTHON] * (with_arguments(messages, with_json_values) != messages)
+
+
+def in_json(text: str) -> str:
+    for value in (PROBE, {"a": None}):
+        text = text.replace(str(value), text_of_json(value))
+    return PYTHON_WORD.sub(lambda found: found[1] + ("true" if found[2] == "True" else "null"), text)
+
+
+def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
+    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
+    values = [tools, *(message.get(name) for message in messages for name in CALLS)]
+    own = "\n".join(message["content"] for message in messages)
+    for each in values if "{'" in rendered or "['" in rendered else ():
+        if isinstance(each, (dict, list)):
+            values += each.values() if isinstance(each, dict) else each
+            if (text := str(each)) != text_of_json(each) and rendered.count(text) > own.count(text):
+                return [AS_PYTHON]
+    return []
 
 
 def thoughts_of(message: Message) -> list[str]:
@@ -4986,11 +5042,6 @@ SYSTEM_UNREAD = (
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
-CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
-ARGUMENTS_READ = (
-    "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
-    "objects, as it does from llama.cpp and vLLM"
-)
 
 
 @contextmanager
@@ -5151,10 +5202,12 @@ class Encoder:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(example["messages"])
-        messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
+        tools = example["tools"]
+        messages, notes = as_taken(example["messages"], lambda taken: self.try_render(taken, tools))
+        example["messages"] = messages
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
-        for note in left_out_thoughts(messages, rendered):
+        for note in (*notes, *python_notes(messages, tools, rendered), *left_out_thoughts(messages, rendered)):
             self.note(note)
         self.look_for_the_rest(messages, example["tools"], rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
@@ -5203,21 +5256,10 @@ class Encoder:
                 f"generation_config.json: that of the merged or fully trained model gets {last} in eos_token_id"
             )
 
-    def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
-        """The messages with the arguments of their calls as this template takes them."""
-        probed = with_each_arguments(messages, lambda _: CALL_MARK)
-        if probed == messages:
-            return messages
-        rendered = self.try_render(probed, tools)
-        if rendered is not None and (CALL_MARK in rendered or json.dumps(CALL_MARK)[1:-1] not in rendered):
-            return messages
-        self.note(ARGUMENTS_READ)
-        return with_each_arguments(messages, lambda text: json_value(text, "the arguments of a call") if text else {})
-
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
         """The span of one answer: its text, its calls of tools, and the token that ends the turn."""
         messages, tools = example["messages"], example["tools"]
-        calls = bool(messages[index].get("tool_calls"))
+        calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
         if before and not prefix and index == example["trained_messages"][-1]:
@@ -5244,9 +5286,8 @@ class Encoder:
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The span of the answer without the token that ends it."""
         messages = example["messages"]
-        marked: Any = {**messages[index], "content": MARK}
+        marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
         marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
-        marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
         (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
         if mark and rendered.startswith(head) and rendered.endswith(tail):

@@ -11,7 +11,8 @@ import pytest
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import ARGUMENTS_READ, Encoder
+from skill_train.program.chat.answers import ARGUMENTS_READ, AS_JSON_TEXT, AS_PYTHON
+from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,29 @@ EITHER = tiny_templates.QWEN2_CALLS.replace(
     "call.function.arguments | tojson",
     "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)",
 )
+
+# As a value of its own, which Jinja makes a text of: `{'a': 2}` of an object.
+PRINTED = tiny_templates.QWEN2_CALLS.replace(
+    "+ call.function.arguments | tojson + '}\\n</tool_call>' -}}",
+    "-}}{{ call.function.arguments }}{{ '}\\n</tool_call>' -}}",
+)
+# Qwen3-Coder's first template: objects and lists in JSON, all else as Jinja makes a text of it.
+VALUES = (
+    "{% for name, value in call.function.arguments | items %}<{{ name }}>"
+    "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+    "</{{ name }}>{% endfor %}"
+)
+EACH_VALUE = PRINTED.replace("{{ call.function.arguments }}", VALUES)
+EACH_BARE = PRINTED.replace(
+    "{{ call.function.arguments }}",
+    "{% for name in call.function.arguments %}<{{ name }}>{{ call.function.arguments[name] }}</{{ name }}>{% endfor %}",
+)
+# JSON by hand: a text in quotes, all else as it stands.
+QUOTED = EACH_BARE.replace(
+    "{{ call.function.arguments[name] }}",
+    "{% set value = call.function.arguments[name] %}{{ value if value is not string else '\"' + value + '\"' }}",
+)
+ODD = {"n": 2, "urgent": True, "note": None, "at": {"x": [True, "it's"]}, "say": 'a "b"'}
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -92,7 +116,7 @@ def test_no_arguments_and_quotes_within_them(tmp_path: Path, text: str, written:
 NO_OBJECT = ['{"a": 2', '{"a": 2, "a": 3}', "add 2", "[1, 2]", '"{\\"a\\": 2}"', "null", "2", [1], 4, True]
 
 
-@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER, JOINED, BY_NAME])
+@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER, JOINED, EACH_VALUE])
 @pytest.mark.parametrize("value", NO_OBJECT)
 def test_what_is_no_object_is_refused(tmp_path: Path, template: str, value: Any) -> None:
     """Whatever the template takes: a text that it writes as it stands was trained as it stood."""
@@ -103,7 +127,7 @@ def test_what_is_no_object_is_refused(tmp_path: Path, template: str, value: Any)
     assert str(value) in caught.value.error["got"] or repr(value) in caught.value.error["got"]
 
 
-@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER])
+@pytest.mark.parametrize("template", [tiny_templates.QWEN2_CALLS, EITHER, JOINED])
 @pytest.mark.parametrize("given", [{"arguments": ""}, {"arguments": " "}, {"arguments": None}, {}])
 def test_a_call_without_arguments_has_none(tmp_path: Path, template: str, given: dict[str, Any]) -> None:
     data = row({})
@@ -170,3 +194,70 @@ def test_rows_are_changed_in_the_example_alone(tmp_path: Path) -> None:
     data = row('{"a": 2}')
     encoded(tmp_path, tiny_templates.QWEN2_CALLS, data)
     assert data == row('{"a": 2}')
+
+
+@pytest.mark.parametrize("template", [JOINED, PRINTED], ids=["added", "printed"])
+def test_an_object_that_the_template_would_write_as_python_does_becomes_its_text(tmp_path: Path, template: str) -> None:
+    """Training `{'n': 2, 'urgent': True}` taught calls that no parser reads, and every check passed."""
+    made, encode, said = encoded(tmp_path, template, row(ODD | {"city": "Köln"}, '{"a":1}', {}))
+    text = json.dumps(ODD | {"city": "Köln"}, ensure_ascii=False)
+    assert f'"arguments": {text}}}' in said and '"arguments": {"a":1}}' in said and '"arguments": {}}' in said
+    assert [each["function"]["arguments"] for each in made["messages"][1]["tool_calls"][:2]] == [text, '{"a":1}']
+    assert encode.notes == [AS_JSON_TEXT]
+
+
+@pytest.mark.parametrize("template", [EITHER, tiny_templates.QWEN2_CALLS])
+def test_an_object_that_the_template_writes_in_json_stays(tmp_path: Path, template: str) -> None:
+    made, encode, said = encoded(tmp_path, template, row(ODD))
+    assert f'"arguments": {json.dumps(ODD)}}}' in said
+    assert made["messages"][1]["tool_calls"] == [call(ODD)]
+    assert encode.notes == []
+
+
+@pytest.mark.parametrize("template", [EACH_VALUE, EACH_BARE], ids=["value", "bare"])
+@pytest.mark.parametrize("given", [ODD, json.dumps(ODD)], ids=["object", "text"])
+def test_each_value_of_the_arguments_is_written_in_json(tmp_path: Path, template: str, given: Any) -> None:
+    _, encode, said = encoded(tmp_path, template, row(given))
+    at = json.dumps(ODD["at"])
+    assert f'<n>2</n><urgent>true</urgent><note>null</note><at>{at}</at><say>a "b"</say>' in said
+    assert encode.notes[-1] == AS_JSON_TEXT and AS_PYTHON not in encode.notes
+    made, encode, _ = encoded(tmp_path, template, row({"n": 2, "say": "None"}))
+    assert made["messages"][1]["tool_calls"] == [call({"n": 2, "say": "None"})] and encode.notes == []
+
+
+def test_values_that_cannot_be_written_in_json_are_told(tmp_path: Path) -> None:
+    """In quotes, the text `true` would be a text and not the value."""
+    made, encode, said = encoded(tmp_path, QUOTED, row({"urgent": True}))
+    assert "<urgent>True</urgent>" in said and encode.notes == [AS_PYTHON]
+    assert made["messages"][1]["tool_calls"] == [call({"urgent": True})]
+
+
+@pytest.mark.parametrize("written", ["tools", "tools[0]", "tools[0].function.parameters.required"])
+def test_tools_that_the_template_writes_as_python_does_are_told(tmp_path: Path, written: str) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a"]}}}
+    data = row({"a": 2}) | {"tools": [tool]}
+    _, encode, _ = encoded(tmp_path, f"{{{{- {written} -}}}}" + tiny_templates.QWEN2_CALLS, data)
+    assert encode.notes == [AS_PYTHON]
+    _, encode, _ = encoded(tmp_path, "{{- tools | tojson -}}" + tiny_templates.QWEN2_CALLS, data)
+    assert encode.notes == []
+
+
+def test_python_text_of_the_row_itself_is_not_the_templates(tmp_path: Path) -> None:
+    data = row(ODD) | {"tools": [TOOL]}
+    data["messages"] = [ASKED | {"content": f"True or None? {ODD} {[TOOL]} {TOOL}"}, data["messages"][1]]
+    _, encode, _ = encoded(tmp_path, "{{- tools | tojson -}}" + tiny_templates.QWEN2_CALLS, data)
+    assert encode.notes == []
+
+
+def test_the_call_of_the_older_format_is_trained_and_read_so_too(tmp_path: Path) -> None:
+    """Its text alone was trained, without the end of the turn."""
+    template = PRINTED.replace(
+        "{%- for call in message.tool_calls or [] -%}",
+        "{%- for call in [{'function': message.function_call}] if message.function_call -%}",
+    )
+    said = {"role": "assistant", "content": "I add.", "function_call": call({"a": True})["function"]}
+    _, encode, trained = encoded(
+        tmp_path, template, {"messages": [ASKED, said, ASKED, {"role": "assistant", "content": "4"}]}
+    )
+    assert trained.startswith("I add.\n<tool_call>") and trained.count("<|im_end|>") == 2
+    assert '{"name": "add", "arguments": {"a": true}}' in trained and encode.notes == [AS_JSON_TEXT]

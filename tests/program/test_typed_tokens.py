@@ -13,7 +13,8 @@ import tiny
 import tiny_templates
 import training
 from command_child import Commands
-from skill_train.program.encode import ARGUMENTS_READ, Encoder
+from skill_train.program.chat.answers import ARGUMENTS_READ
+from skill_train.program.encode import Encoder
 
 pytestmark = pytest.mark.slow
 

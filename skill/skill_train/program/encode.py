@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
@@ -12,7 +11,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
-from skill_train.program.chat.answers import left_out_thoughts, name_of_call, with_each_arguments, with_fewer_calls
+from skill_train.program.chat.answers import (
+    CALLS,
+    as_taken,
+    left_out_thoughts,
+    name_of_call,
+    python_notes,
+    with_fewer_calls,
+)
 from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.labels import IGNORED, labels_of
 from skill_train.program.chat.told import ToldRows
@@ -25,7 +31,6 @@ from skill_train.program.examples import (
     Message,
     Pictured,
     Row,
-    json_value,
     media_in,
     says,
     to_example,
@@ -63,11 +68,6 @@ SYSTEM_UNREAD = (
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
-CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
-ARGUMENTS_READ = (
-    "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
-    "objects, as it does from llama.cpp and vLLM"
-)
 
 
 @contextmanager
@@ -239,10 +239,12 @@ class Encoder:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(example["messages"])
-        messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
+        tools = example["tools"]
+        messages, notes = as_taken(example["messages"], lambda taken: self.try_render(taken, tools))
+        example["messages"] = messages
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
-        for note in left_out_thoughts(messages, rendered):
+        for note in (*notes, *python_notes(messages, tools, rendered), *left_out_thoughts(messages, rendered)):
             self.note(note)
         self.look_for_the_rest(messages, example["tools"], rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
@@ -293,28 +295,13 @@ class Encoder:
                 f"generation_config.json: that of the merged or fully trained model gets {last} in eos_token_id"
             )
 
-    def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
-        """The messages with the arguments of their calls as this template takes them.
-
-        OpenAI's format has them as JSON text. Some templates join it as it stands, others escape its quotes, or read
-        the object. Those get the object, and the example keeps it: whoever renders the row again gets the same text.
-        """
-        probed = with_each_arguments(messages, lambda _: CALL_MARK)
-        if probed == messages:
-            return messages
-        rendered = self.try_render(probed, tools)
-        if rendered is not None and (CALL_MARK in rendered or json.dumps(CALL_MARK)[1:-1] not in rendered):
-            return messages
-        self.note(ARGUMENTS_READ)
-        return with_each_arguments(messages, lambda text: json_value(text, "the arguments of a call") if text else {})
-
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
         """The span of one answer: its text, its calls of tools, and the token that ends the turn.
 
         It starts where the generation prompt ends, because from there on the model writes.
         """
         messages, tools = example["messages"], example["tools"]
-        calls = bool(messages[index].get("tool_calls"))
+        calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
         if before and not prefix and index == example["trained_messages"][-1]:
@@ -344,9 +331,8 @@ class Encoder:
         Its text, thoughts and calls are replaced by marks. What is the same around them is not the answer.
         """
         messages = example["messages"]
-        marked: Any = {**messages[index], "content": MARK}
+        marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
         marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
-        marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
         (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
         if mark and rendered.startswith(head) and rendered.endswith(tail):

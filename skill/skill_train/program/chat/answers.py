@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,25 +17,88 @@ EARLIER_THOUGHTS = (
     "the chat template leaves out the thoughts of earlier answers of a row, so these answers are trained without them: "
     "make a row of each answer to train its thoughts"
 )
+ARGUMENTS_READ = (
+    "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
+    "objects, as it does from llama.cpp and vLLM"
+)
+AS_JSON_TEXT = "the chat template would write arguments of calls as Python does ({'a': True}): it gets their JSON text"
+AS_PYTHON = (
+    "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
+)
+CALLS = ("tool_calls", "function_call")
+# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
+PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
+PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
 
-def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
-    """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
-
+def with_arguments(messages: list[Message], changed: Callable[[Any], Any]) -> list[Message]:
     def of_call(call: Any) -> Any:
-        if isinstance(call, dict) and isinstance(call.get("function"), dict):
-            return call | {"function": of_call(call["function"])}
-        text = call.get("arguments") if isinstance(call, dict) else None
-        if not isinstance(text, str) or text.strip()[:1] not in ("{", ""):
+        if isinstance(call, list):
+            return list(map(of_call, call))
+        name = "function" if isinstance(call, dict) and isinstance(call.get("function"), dict) else "arguments"
+        if not isinstance(call, dict) or name not in call:
             return call
-        return call | {"arguments": changed(text.strip())}
+        return call | {name: of_call(call[name]) if name == "function" else changed(call[name])}
 
-    return [
-        message | {"tool_calls": list(map(of_call, message["tool_calls"]))}
-        if isinstance(message.get("tool_calls"), list)
-        else message
-        for message in messages
-    ]
+    made: Any = [dict(message) for message in messages]
+    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in made]
+
+
+def text_of_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def with_json_values(value: Any) -> Any:
+    """Arguments with JSON text for each value that Python writes in another way."""
+    if isinstance(value, str):
+        return value
+    return {name: each if str(each) == text_of_json(each) else text_of_json(each) for name, each in value.items()}
+
+
+def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
+    """The messages with the arguments of their calls as a template takes them, and what to tell of that.
+
+    In the rows they are objects, or JSON text as in OpenAI's format. A template that joins a text gets it, any other
+    the object; one that writes objects or values as Python does gets JSON text. The example keeps it: whoever renders
+    the row again gets the same text.
+    """
+
+    def probed(change: Callable[[Any], Any]) -> str | None:
+        return render(with_arguments(messages, lambda _: change(PROBE)))
+
+    notes = list[str]()
+    if with_arguments(messages, lambda _: PROBE) == messages:
+        return messages, notes
+    joins = text_of_json(PROBE) in (probed(text_of_json) or "")
+    if not joins:
+        objects = with_arguments(messages, lambda value: json.loads(value) if isinstance(value, str) else value)
+        messages, notes = objects, [ARGUMENTS_READ] if objects != messages else []
+    if (written := probed(dict)) == (wanted := written and in_json(written)) and (written or not joins):
+        return messages, notes
+    for change in (text_of_json, with_json_values):
+        if joins if written is None else probed(change) == wanted:
+            changed = with_arguments(messages, change)
+            return changed, notes + [AS_JSON_TEXT] * (changed != messages)
+    return messages, notes + [AS_PYTHON] * (with_arguments(messages, with_json_values) != messages)
+
+
+def in_json(text: str) -> str:
+    """A text with JSON in place of what Python writes of the probe."""
+    for value in (PROBE, {"a": None}):
+        text = text.replace(str(value), text_of_json(value))
+    return PYTHON_WORD.sub(lambda found: found[1] + ("true" if found[2] == "True" else "null"), text)
+
+
+def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
+    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
+    values = [tools, *(message.get(name) for message in messages for name in CALLS)]
+    own = "\n".join(message["content"] for message in messages)
+    for each in values if "{'" in rendered or "['" in rendered else ():
+        if isinstance(each, (dict, list)):
+            values += each.values() if isinstance(each, dict) else each
+            if (text := str(each)) != text_of_json(each) and rendered.count(text) > own.count(text):
+                return [AS_PYTHON]
+    return []
 
 
 def thoughts_of(message: Message) -> list[str]:
