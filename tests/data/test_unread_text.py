@@ -135,6 +135,22 @@ def test_what_stands_before_each_question_is_told(name: str) -> None:
     assert unread_text([_row(n) | {name: None} for n in range(20)], READ) == []
 
 
+@pytest.mark.parametrize("name", ["system", "system_prompt", "system_message", "Systemprompt", "sys_prompt"])
+@pytest.mark.parametrize("first", ["You are a clerk.", "You are clerk {}."])
+def test_a_system_prompt_that_a_mapping_leaves_out_is_told(tmp_path: Path, name: str, first: str) -> None:
+    """A mapping that names question and answer says nothing of it, and whoever wrote the column meant it."""
+    rows = [{"Frage": f"Wo ist {n}?", "Antwort": f"Im Regal {n}.", name: first.format(n)} for n in range(20)]
+    columns = {"question": "Frage", "answer": "Antwort"}
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(row | {"note": f"seen in hall {row}"}) + "\n" for row in rows)
+    )
+    recipe = Recipe(model="m", data=str(tmp_path / "rows.jsonl"), format="question_answer", columns=columns)
+    assert data_subject.inspect_dataset(recipe, "sft", None).unread == (name,)  # of the note it says so
+    assert unread_text(rows, columns | {"system": name}, named=True) == []
+    said = unread_text_warning([name], columns, named=True)
+    assert f"add system: {name} to the columns" in said and "to say that it is not needed" not in said
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_text_that_is_read_elsewhere_too_is_not(lost: bool) -> None:
     """The `prompt` of ultrachat_200k is the first of its `messages`. One that is not there would be lost."""

@@ -224,8 +224,9 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
         if facts.data_file is not None:
             recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
         facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
-    if not recipe.columns and (names := unread_text(first, facts.columns)):
-        console.warn("unread_text", unread_text_warning(names, facts.columns))
+    named = bool(recipe.columns)
+    if names := unread_text(first, facts.columns, named=named):
+        console.warn("unread_text", unread_text_warning(names, facts.columns, named=named))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     if facts.format in BARE and model.has_chat_template:
         console.warn("without_template", scan.bare_warning(first, facts.columns))

@@ -242,7 +242,8 @@ def _warn(console: Console, inspection: Inspection) -> None:
     if inspection.verdict.guessed:
         console.warn("guessed_mapping", inspection.verdict.because)
     if inspection.unread and inspection.detected is not None:
-        console.warn("unread_text", unread_text_warning(list(inspection.unread), inspection.detected.columns))
+        named, columns = bool(inspection.recipe.columns), inspection.detected.columns
+        console.warn("unread_text", unread_text_warning(list(inspection.unread), columns, named=named))
     told = inspection.survey.told
     for note in [] if inspection.recipe.model or told is None else told.notes(inspection.survey.usable):
         console.warn("template", note)

@@ -93,7 +93,8 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
         if whole is None or whole == detected:
             if detected is not None and recipe.columns:
                 require_columns(recipe, detected, survey.columns)
-            leaves = unread_text(peeked, detected.columns) if detected is not None and not recipe.columns else []
+            named = bool(recipe.columns)
+            leaves = unread_text(peeked, detected.columns, named=named) if detected is not None else []
             return Inspection(recipe, method, row, verdicts, detected, survey, file, tuple(leaves), images)
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 

@@ -14,18 +14,22 @@ _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scr
 _LONG = 80  # characters of a passage, which several questions may be about, as in SQuAD
 # What stands before a question, the same in all rows or missing in most: earlier turns, as LLaMA-Factory and ms-swift
 # have them, system messages, OpenAI's older tools.
-_BEFORE = re.compile("history|sys(?:tem|_)|persona|functions")
+_SYSTEM = re.compile("sys(?:tem|_)")
+_BEFORE = re.compile(f"history|{_SYSTEM.pattern}|persona|functions")
 
 
-def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
+def unread_text(first: Sequence[Row], columns: dict[str, str], *, named: bool = False) -> list[str]:
     """Columns that are not read although their text differs from row to row: the passage that a question is about, or
     the label of a plain text; what stands before a question; and marks of rows that other trainers leave out.
 
     Args:
         columns: the dataset's name of each column by the format's name.
+        named: whether a recipe names them. It leaves the others out on purpose; of a system prompt it may not know.
     """
     read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
     names = dict.fromkeys(name for row in first for name in row if name not in read)
+    if named:
+        names = dict.fromkeys(name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns)
     labels = _LABELS if set(columns) == {"text"} else ()
     return [
         name
@@ -67,11 +71,12 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
     return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
 
 
-def unread_text_warning(names: list[str], columns: dict[str, str]) -> str:
+def unread_text_warning(names: list[str], columns: dict[str, str], *, named: bool = False) -> str:
     marking = [name for name in names if name in ROW_MARKS]
+    so = "put it into the question, or name the columns in a recipe to say that it is not needed"
+    so = f"add system: {names[0]} to the columns of the recipe, or write it into the texts" if named else so
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
-        f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
-        "in a recipe to say that it is not needed"
+        f"{', '.join(columns.values())} alone. If the answers need it, {so}"
         + (f". Rows that {marking[0]} marks as bad are trained like the others: leave them out" if marking else "")
     )
