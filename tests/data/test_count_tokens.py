@@ -219,6 +219,27 @@ def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
 
 
+@pytest.mark.parametrize("mapping", ["", "columns: {question: Frage, answer: Antwort}\n"])
+def test_the_next_command_for_a_written_file_keeps_the_settings_of_the_recipe(tmp_path: Path, mapping: str) -> None:
+    """Without the recipe, another learning rate and other epochs would train the file."""
+    asked, said = ("Frage", "Antwort") if mapping else ("question", "answer")
+    rows = [{asked: f"{n}+2?", said: f"It is {n + 2}.", "note": "n"} for n in range(12)]
+    path, recipe = training.write_data(tmp_path, [*rows, {asked: "", said: "4"}]), tmp_path / "my recipe.yaml"
+    settings = "split: train[:100]\nlearning_rate: 0.003\nnum_train_epochs: 2\nheld_out_fraction: 0.25\n"
+    model = tiny.cached("llama-chatml")
+    recipe.write_text(f"data: {path}\nmodel: {model}\nformat: question_answer\n{mapping}{settings}")
+    new = tmp_path / "new.jsonl"
+    _, answer = answered("data", "--recipe", recipe, "--fix", new)
+    words = shlex.split(answer["next"][0])
+    assert words[:5] == ["skill-train", "plan", str(recipe), "--data", str(new)]
+    code, _ = answered(*words[1:], "--out", tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    planned = plan["recipe"]
+    assert (code, plan["facts"]["dataset"]["rows"], planned["data"], planned["split"]) == (0, 12, str(new), "train")
+    kept = (planned["learning_rate"], planned["held_out_fraction"])
+    assert kept == (0.003, 0.25)
+
+
 @pytest.mark.parametrize("command", ["plan", "local"])
 def test_the_command_that_leaves_a_row_out_names_the_recipe_with_the_mapping(tmp_path: Path, command: str) -> None:
     """It can be pasted, and does what it says."""

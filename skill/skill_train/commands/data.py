@@ -78,7 +78,11 @@ class DataOptions:
 )
 @click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
-@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is not changed.")
+@click.option(
+    "--fix",
+    type=PATH,
+    help="New .jsonl file for the usable rows, mapped, or as --recipe names them. The dataset is not changed.",
+)
 def data(options: DataOptions, console: Console) -> Result:
     """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""
     named = {"data": options.dataset} if options.dataset is not None else {}
@@ -287,11 +291,14 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(inspection.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
+    kept = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
 
     def mapped(row: Row) -> Row:
         if inspection.pictures is not None:
-            return with_tags(row, ordered, inspection.pictures.folder, out)
-        return {name: row.get(column) for name, column in ordered.items()}
+            made = with_tags(row, ordered, inspection.pictures.folder, out)
+        else:
+            made = {name: row.get(column) for name, column in ordered.items()}
+        return {kept.get(name, name): value for name, value in made.items()}
 
     return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
 
@@ -367,12 +374,15 @@ def _next(inspection: Inspection) -> list[str]:
 
 
 def _next_with_fixed(inspection: Inspection, fixed: Path) -> str:
-    """The next command for the written file, which is mapped and has one split."""
+    """The next command for the written file, which has one split. A recipe that was read is kept for its settings."""
     recipe = dataclasses.replace(inspection.recipe, split=Recipe.split)
+    file = [str(inspection.file)] if inspection.file and recipe.data_file is None else []  # which only the Hub has
+    flags = _flags(recipe) + (["--split", Recipe.split] if file and inspection.recipe.split != Recipe.split else [])
     if inspection.method != "sft" or not recipe.model:
+        named = ["--recipe", *file] if file else []
         method = ["--method", inspection.method] if inspection.method != "sft" else []
-        return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(recipe)])
-    return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(recipe)])
+        return shlex.join(["skill-train", "data", *named, str(fixed), *method, *flags])
+    return shlex.join(["skill-train", "plan", *file, "--data", str(fixed), *flags])
 
 
 def _fix_command(inspection: Inspection) -> str:
