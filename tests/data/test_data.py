@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tiny
 from one_command import answered, called
 from peak_memory import peak_mb
 from skill_train.core.console import MAX_JSON_BYTES
@@ -249,6 +250,16 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) ->
     assert (data["problems"]["truncated"], data["problems"]["fully_masked"]) == (None, None)
     assert "--model" in data["unknown"]["truncated"]
     assert (data["tokens"]["counted"], data["tokens"]["mean"]) == (False, [21.0, 52.0])
+
+
+def test_what_only_sft_counts_says_so_for_another_method(tmp_path: Path) -> None:
+    """`no row that sft could train on` contradicted `methods.sft` in the same answer."""
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    code, answer = _data(write_data(tmp_path, [pair]), "--model", tiny.cached("qwen2"), "--method", "dpo")
+    assert (code, answer["data"]["methods"]["sft"]["verdict"]) == (0, "needs_mapping")
+    assert set(answer["data"]["unknown"].values()) == {"counted for sft alone"}
+    assert answer["next"] == [f"skill-train data rows.jsonl --model {tiny.cached('qwen2')}"]
+    assert _data(write_data(tmp_path, [{"prompt": "q"}]), "--method", "grpo")[1]["next"] == []
 
 
 @pytest.mark.parametrize(

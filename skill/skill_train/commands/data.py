@@ -182,7 +182,8 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
     nothing: dict[str, RefusedRows | None] = {"truncated": None, "fully_masked": None, "template": None}
     plain = plain_example(inspection)
     if inspection.method != "sft" or inspection.detected is None or not inspection.survey.usable:
-        return Counted(nothing, plain, why_not="no row that sft could train on")
+        why = "no row that sft could train on" if inspection.method == "sft" else "counted for sft alone"
+        return Counted(nothing, plain, why_not=why)
     if not inspection.recipe.model:
         return Counted(nothing, plain, why_not="no --model: its tokenizer and template make the tokens")
     from skill_train.data import count_tokens
@@ -245,16 +246,13 @@ def _dataset_facts(inspection: Inspection) -> DatasetFacts:
 def _warn(console: Console, inspection: Inspection) -> None:
     if inspection.verdict.guessed:
         console.warn("guessed_mapping", inspection.verdict.because)
-    if inspection.unread and inspection.detected is not None:
-        named, columns = bool(inspection.recipe.columns), inspection.detected.columns
-        console.warn("unread_text", unread_text_warning(list(inspection.unread), columns, named=named))
+    named, detected = bool(inspection.recipe.columns), inspection.detected
+    if inspection.unread and detected is not None:
+        console.warn("unread_text", unread_text_warning(list(inspection.unread), detected.columns, named=named))
     told = inspection.survey.told
     for note in [] if inspection.recipe.model or told is None else told.notes(inspection.survey.usable):
         console.warn("template", note)
-    if (
-        inspection.detected is not None
-        and (unread := unread_media(inspection.recipe, inspection.detected.columns)) is not None
-    ):
+    if detected is not None and (unread := unread_media(inspection.recipe, detected.columns)) is not None:
         console.warn("pictures", unread)
     if (
         inspection.pictures is not None
@@ -367,9 +365,12 @@ def _next(inspection: Inspection) -> list[str]:
     """The next command after a good answer: write the mapped file if needed, or else plan if the model is known."""
     if inspection.verdict.verdict == "needs_mapping":
         return [_fix_command(inspection)]
+    file = [str(inspection.file)] if inspection.file else []
+    if inspection.method != "sft" and inspection.verdicts["sft"].verdict != "impossible":
+        named = ["--recipe", *file] if file else []
+        return [shlex.join(["skill-train", "data", *named, inspection.recipe.data, *_flags(inspection.recipe)])]
     if inspection.method != "sft" or not inspection.recipe.model:
         return []
-    file = [str(inspection.file)] if inspection.file else []
     return [shlex.join(["skill-train", "plan", *file, "--data", inspection.recipe.data, *_flags(inspection.recipe)])]
 
 
