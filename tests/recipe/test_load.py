@@ -76,6 +76,13 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, meant: str) -> Non
     assert f"{meant!r}" in error.message
 
 
+@pytest.mark.parametrize("key", ["system", "system_prompt", "System_message"])
+def test_a_system_prompt_is_no_key_but_a_column(key: str) -> None:
+    error = _refused(LEAST | {key: "You are a clerk."})
+    assert (error.code, error.got) == ("bad_recipe", key) and "a column of the data" in error.hint
+    assert "lists the keys" in _refused(LEAST | {"zzzz": 1}).hint
+
+
 def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
     assert "did you mean" not in _refused(LEAST | {"zzzz": 1}).message
 

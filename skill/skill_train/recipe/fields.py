@@ -37,6 +37,7 @@ LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
 SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
+_SYSTEM = "a system prompt is a column of the data with the text in each row, such as `system` in a .csv"
 
 # Fields that are stored with the run, but on which the trained model does not depend.
 POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
@@ -191,7 +192,7 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
                 expected="a key of references/recipe.md",
                 got=str(key),
-                hint="references/recipe.md lists the keys",
+                hint=_SYSTEM if str(key).lower().startswith("system") else "references/recipe.md lists the keys",
             )
     recipe = Recipe(**{key: _typed(key, value) for key, value in values.items() if value is not None})
     _check_values(recipe)
