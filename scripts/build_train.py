@@ -26,7 +26,7 @@ PARTS = (
     "start/failures", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks",
     "cloud/kept", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
-SHORT = 5  # lines behind the docstring
+SHORT = 8  # lines behind the docstring
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
 
@@ -61,7 +61,7 @@ def shortened(source: str) -> str:
     for node in sorted((node for node in nodes if ast.get_docstring(node) is not None), key=lambda node: -node.lineno):
         text = node.body[0]
         whole = "".join(lines[text.lineno - 1 : text.end_lineno])
-        if isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - text.end_lineno <= SHORT:
+        if isinstance(node, ast.FunctionDef) and 0 < (node.end_lineno or 0) - (text.end_lineno or 0) <= SHORT:
             lines[text.lineno - 1 : text.end_lineno] = []
         elif (first := first_sentence(whole)) != whole:
             lines[text.lineno - 1 : text.end_lineno] = [first + '"""\n']

@@ -229,7 +229,6 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def process_figure(file: str, field: str, process: int | str = "self") -> int | None:
-    """A figure of this process, or of another one, from Linux: bytes in `limits`, KiB in `status`."""
     try:
         text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8")
     except OSError:
@@ -281,7 +280,6 @@ def wait_for_all() -> None:
 
 
 def any_process(own_answer: bool, device: Any) -> bool:
-    """Whether the answer of one of the processes is yes."""
     import torch
     import torch.distributed as dist
 
@@ -351,7 +349,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes the whole file or nothing: under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "wb") as file:
@@ -472,7 +469,6 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids, parts and a model type of another kind."""
     if not isinstance(document.get("model_type", ""), str):
         raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
@@ -488,7 +484,6 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Refuses a config that claims far more layers, experts or columns than the weights hold."""
     if not (folder / "config.json").is_file():
         return
     for key, value in values_in(foreign_json(folder / "config.json")):
@@ -500,7 +495,6 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
-    """The largest value that a key of a config may have with these weights; None for a key that creates nothing."""
     if "window" in key:  # Qwen 2 counts layers there that its small models do not have
         return None
     widest = max((size for shape in shapes.values() for size in shape), default=0)
@@ -510,8 +504,6 @@ def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
 
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """The shapes of the tensors in these files, by name; empty if a file is missing or broken, which the reader of its
-    weights reports."""
     shapes: dict[str, list[int]] = {}
     for path in files:
         try:
@@ -607,7 +599,6 @@ def values_in(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def objects_in(document: Any) -> Iterator[JsonObject]:
-    """Every object of a document, the outer before the inner."""
     waiting = [document]
     while waiting:
         value = waiting.pop()
@@ -622,7 +613,6 @@ def block_hub_kernels() -> None:
 
 
 def check_regular(path: Path, *, hint: str = "download the model again") -> None:
-    """Refuses a pipe, a device or a socket."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -680,7 +670,6 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
-    """A regular file, open for reading."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as file:
         status = os.fstat(number)
@@ -723,7 +712,6 @@ def whole_number(digits: str) -> int:
 
 
 def depth_of(document: Any) -> int:
-    """How deep lists and objects are nested, counted up to one more than `DEEPEST`."""
     level, depth = [document], 0
     while depth <= DEEPEST:
         level = [value for value in level if isinstance(value, (dict, list))]
@@ -740,7 +728,6 @@ def unsound(path: Path, why: str) -> Refused:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers loads the weights: the single one, or those that the index names."""
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
     names = sorted(set(weight_map(folder / INDEX).values()))
@@ -750,7 +737,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor that an index names."""
     document = foreign_json(index)
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or not names:
@@ -867,7 +853,6 @@ COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size 
 
 
 def mark(checkpoint: Path) -> None:
-    """Writes what each file is, its size last: a checkpoint without that is torn."""
     for name in (COMPLETE, DIGESTS):
         (checkpoint / name).unlink(missing_ok=True)
     files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
@@ -877,7 +862,6 @@ def mark(checkpoint: Path) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether all its files have the sizes that its marker names."""
     marker = checkpoint / COMPLETE
     if not marker.is_file():
         return False
@@ -1069,8 +1053,6 @@ def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | Non
 
 
 def smaller_layout(placement: Placement) -> Placement | None:
-    """The next layout in the planner's order that needs less memory: first recomputed activations, then fewer rows at a
-    time."""
     if not placement["gradient_checkpointing"]:
         return placement | {"gradient_checkpointing": True}
     rows = placement["per_device_train_batch_size"]
@@ -1150,7 +1132,6 @@ def is_left_out(message: Any) -> bool:
 
 
 def marks(name: str, row: Any) -> list[bool]:
-    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train."""
     words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
@@ -1279,7 +1260,6 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
 
 
 def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
-    """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
     if says(value("input")):
@@ -1401,7 +1381,6 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
 
 
 def media_mark(text: str) -> str | None:
-    """The mark that stands for a picture, sound or film in this text; None if there is none."""
     mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
     if mark is None and "<" in text and "</" not in text:
         mark = MEDIA_TAG.search(text)
@@ -1472,7 +1451,6 @@ def list_of(value: Any, name: str) -> list[Any]:
 
 
 def json_value(text: str, name: str) -> Any:
-    """What a JSON text in a row says."""
     try:
         return json.loads(text, object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
@@ -1697,7 +1675,6 @@ def in_json(text: str) -> str:
 
 
 def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
-    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
     values = [tools, *(message.get(name) for message in messages for name in CALLS)]
     own = "\n".join(message["content"] for message in messages)
     for each in values if "{'" in rendered or "['" in rendered else ():
@@ -1723,8 +1700,6 @@ def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
-    """The message without all of its calls, without its last one, and without the one call of OpenAI's older format;
-    each with a call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
@@ -1876,7 +1851,6 @@ IGNORED = -100  # the label of a token that is read and not trained
 
 
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
-    """The ids of the tokens with a part inside a span, and `IGNORED` for others."""
     labels, ends = list[int](), accumulate((end for _, end in offsets), max, initial=0)
     for token, (first, end), before in zip(ids, offsets, ends, strict=False):
         start = min(first, before)
@@ -1899,8 +1873,6 @@ def marked_text(tokenizer: Any, row: Tokens) -> str:
 
 
 def fed_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
-    digests of a row's pictures."""
     digest = hashlib.sha256()
     for row in rows:
         for values in (row["input_ids"], row["labels"]):
@@ -2032,7 +2004,6 @@ def chunk_of(fields: dict[int, Any]) -> Chunk:
 
 
 def check_footer(groups: list[Group], path: Path, size: int) -> None:
-    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
     rows = sum(group.rows for group in groups)
     if rows * VALUE_BYTES > most_in_all(size):
         raise too_much(path, size, f"{rows:,} rows")
@@ -2110,7 +2081,6 @@ def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
 
 
 def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page, by field number, and its length."""
     for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
         raw.seek(at)
         try:
@@ -2121,7 +2091,6 @@ def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -2187,7 +2156,6 @@ def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
 
 
 def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
-    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
     weight = sum(python_bytes(column) for column in batch.columns)
     if weight <= most or batch.num_rows < 2:
         yield batch, weight
@@ -2285,7 +2253,6 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -2315,7 +2282,6 @@ def check_arrow(folder: Path) -> None:
 
 
 def arrow_files(folder: Path) -> Iterator[Path]:
-    """The data files that `datasets` will open, whatever their names."""
     saved_json(folder / INFO)
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
@@ -2427,8 +2393,6 @@ def rows_named(data: str, file: str | None) -> str:
 
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -2594,7 +2558,6 @@ def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
 
 
 def is_picture_file(path: Path) -> bool:
-    """Whether it is a file that begins as pictures do."""
     try:
         if not path.is_file():  # to open a pipe would wait
             return False
@@ -2890,7 +2853,6 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
-    """Refuses a text, or messages, with a place that no picture was left for."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -3028,7 +2990,6 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 
 
 def require_places(example: Example, pictures: int) -> None:
-    """Refuses a conversation in which another number of pictures stands than the row has."""
     if example["kind"] != "chat":
         expected = "format messages, sharegpt, question_answer or instruction"
         raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
@@ -3120,7 +3081,6 @@ class Engine:
     """llama.cpp's way to prepare pictures for one model."""
 
     def __init__(self, processor: Any) -> None:
-        """`processor` is an `ImageProcessor`."""
         self.kind, self.processor = processor.kind, processor
         self.patch, self.merge = processor.patch_size, processor.merge_size
         self.square = processor.square or self.patch * self.merge
@@ -3129,7 +3089,6 @@ class Engine:
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
-        """Of the picture after all resizing; of one that is divided, of all its tiles."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
         if self.kind in TILED:
@@ -3190,7 +3149,6 @@ class Engine:
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
 
     def padded(self, parts: list[Any]) -> dict[str, Any]:
-        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
         import numpy as np
         import torch
 
@@ -3201,8 +3159,6 @@ class Engine:
         return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
-        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
-        film."""
         import numpy as np
 
         size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
@@ -3213,7 +3169,6 @@ class Engine:
 
 
 def reduced_size(size: PictureSize, longest: int) -> PictureSize:
-    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
     ratio = size.width / size.height
     if size.width >= size.height:
         height = int(longest / ratio)
@@ -3370,7 +3325,6 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
 
 
 def _require_family(kind: str, own: Mapping[str, Any]) -> None:
-    """Refuses a processor of another class, and steps that this arithmetic leaves out."""
     name = own.get("image_processor_type")
     if name is not None and str(name).removesuffix("Fast").removesuffix("Pil") not in _CLASSES.get(kind, ()):
         raise _unknown(f"image_processor_type of {kind}", repr(name)[:80], " or ".join(_CLASSES.get(kind, ("none",))))
@@ -3421,8 +3375,6 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
-    """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
-    picture that is not divided)."""
     if processor.kind == "gemma3":
         return TileGrid(1, 1)
     if engine is not None:
@@ -3479,7 +3431,6 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
     width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
@@ -3490,7 +3441,6 @@ def _reduced(size: PictureSize, longest: int) -> PictureSize:
 
 
 def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """Mistral 3 and Pixtral: PixtralProcessor resizes pictures to whole squares of patches."""
     longest = processor.size["longest_edge"]
     ratio = max(size.height / longest, size.width / longest)
     width, height = (math.floor(edge / ratio) for edge in size) if ratio > 1 else size
@@ -3601,7 +3551,6 @@ class Pictures:
 
     @cached_property
     def processor(self) -> Any:
-        """The image processor of transformers, which makes the tensors without `preprocess: engine`."""
         from transformers import AutoImageProcessor
 
         name, revision = self.model
@@ -3685,7 +3634,6 @@ class Pictures:
         return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
-        """The pictures of an encoded row, as PIL images."""
         from PIL import Image
 
         encoded = zip(row.get("images") or (), row.get("image_sha256") or (), strict=True)
@@ -3736,7 +3684,6 @@ def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
 
 
 def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
     around, whole = "<fake_token_around_image>", "<global-img>"
     parts = pictures.places.token * pictures.settings.count
     rows, columns = pictures.grid(size)
@@ -3869,7 +3816,6 @@ def vote(record: Record, sign: str, columns: int) -> int:
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
-    """Refuses a table with a row that may be `several`, unless more rows need their quotes."""
     start, cells, lines, _ = several
     if sum(vote(record, sign, len(cells)) for record in records) <= 0:
         raise unreadable(
@@ -3881,7 +3827,6 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
 
 
 def items_of(document: Any) -> list[Any]:
-    """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
@@ -3917,7 +3862,6 @@ def by_columns(table: Row) -> list[Row]:
 
 
 def by_lists(table: Row) -> list[Row]:
-    """The same of `{"column": [value, …], …}`, where no value is an object: messages and tools are lists of one row."""
     columns = list(table.values())
     if table.keys() >= {"columns", "data"} or not all(isinstance(column, list) for column in columns):
         return []
@@ -3932,7 +3876,6 @@ def by_index(table: Row) -> list[Row]:
 
 
 def by_cells(table: Row) -> list[Row]:
-    """The same of `{"columns": […], "index": […], "data": [[…], …]}`."""
     names, rows = table.get("columns"), table.get("data")
     if not (isinstance(names, list) and isinstance(rows, list) and table.keys() <= {"columns", "index", "data"}):
         return []
@@ -3984,7 +3927,6 @@ class RowsRecipe(TypedDict):
 
 
 def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
     rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
@@ -4071,7 +4013,6 @@ def parsed(raw: bytes, where: str) -> Row | Broken:
 
 
 def json_document(path: Path) -> Iterator[Line]:
-    """A list of objects, an object with one such list, or one object a line in spite of the file's name."""
     items = json_items(path)
     if items is None:
         yield from json_lines(path)
@@ -4109,7 +4050,6 @@ def table_rows(path: Path) -> Iterator[Line]:
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]]) -> Line | None:
-    """What is wrong with a row of a table; None if it can be read."""
     start, _, _, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
@@ -4121,7 +4061,6 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
-    """The lines of a text."""
     for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")
@@ -4131,7 +4070,6 @@ def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a dataset, from 1 as an editor counts."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
@@ -4278,7 +4216,6 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
-    """Turns errors of a damaged folder into a `Refused`."""
     try:
         yield
     except Exception as error:
@@ -4288,7 +4225,6 @@ def broken_saved(folder: Path) -> Iterator[None]:
 
 
 def saved_parts(folder: Path) -> list[Path]:
-    """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
         return [folder]
     document = saved_json(folder / SPLITS)
@@ -4314,7 +4250,6 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
 
 
 def tables_of(builder: Any, split: str) -> list[HubFile]:
-    """The files of a split of .csv or .tsv, of which `datasets` makes other values: numbers, and nothing of `NA`."""
     found = list[HubFile]()
     for url in (builder.config.data_files or {}).get(split, []):
         match = TABLE_ON_HUB.fullmatch(str(url))
@@ -4349,7 +4284,6 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """Reports why this process failed, if it is the first one."""
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
@@ -4361,7 +4295,6 @@ def tell_failure(refusal: Refused, folder: Path | None) -> None:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Turns missing packages, full disks and exhausted memory into a `Refused`."""
     try:
         yield
     except Exception as error:
@@ -4393,7 +4326,6 @@ def load_plan(path: Path) -> Plan:
 
 
 def plan_document(path: Path) -> Any:
-    """The JSON object of a plan."""
     document = read_document(path)
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
@@ -4534,7 +4466,6 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -4784,7 +4715,6 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
 
 
 def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
-    """The rows that the run of a checkpoint held out."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
@@ -4796,7 +4726,6 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
-    """Row indices in the order in which they are fed: one seeded shuffle an epoch."""
     shuffler = random.Random(seed)
     order: list[int] = []
     while len(order) < needed:
@@ -4926,7 +4855,6 @@ def by_scores(tokenizer: Any, file: str) -> Any:
 
 
 def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, the best score first."""
     merges = []
     for piece in model_proto.pieces:
         if piece.type == piece.NORMAL:
@@ -5063,7 +4991,6 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
-    """The refusal of a chat template that is too slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -5246,7 +5173,6 @@ class Encoder:
                 self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
 
     def look_for_stop(self, last: int) -> None:
-        """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
@@ -5284,7 +5210,6 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The span of the answer without the token that ends it."""
         messages = example["messages"]
         marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
         marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
@@ -5316,7 +5241,6 @@ class Encoder:
         return match.end()
 
     def try_render(self, messages: list[Message], tools: Any) -> str | None:
-        """The conversation as the template writes it; None where the template refuses it."""
         try:
             return self.render(messages, tools)
         except Refused as refusal:
@@ -5399,7 +5323,6 @@ class Encoder:
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
         turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
@@ -5435,7 +5358,6 @@ SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
-    """The torch type of each weight that trains, by name."""
     import torch
 
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -5577,7 +5499,6 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
-    """The kernel of the plan, or eager if the model's class does not support it."""
     classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if kernel != "sdpa" or first is None or first._supports_sdpa:
@@ -5824,7 +5745,6 @@ def abandoned(when: str) -> Refused:
 
 
 def damaged_file(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that has other bytes than were written."""
     digests = checkpoint / DIGESTS
     try:
         written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
@@ -6008,7 +5928,6 @@ class Watch:
         return Callback()
 
     def on_start(self, optimizer: Any, scheduler: Any) -> None:
-        """Adds the optimizer and its schedule to the recorded arguments."""
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
             recorded = json.loads(record.read_text(encoding="utf-8"))
@@ -6090,7 +6009,6 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
-        """Adds the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
             share_weights(checkpoint, checkpoint / SPLIT)
@@ -6134,7 +6052,6 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
-    """The class and the groups of an optimizer."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
@@ -6324,7 +6241,6 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
-    """Where the metrics are reported too, if the user chose that and the package is installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -6374,7 +6290,6 @@ def settle_order(config: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path) -> None:
-    """Replaces a folder of an earlier start as a whole."""
     old = folder.with_name(f".{folder.name}.old.part")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
@@ -6408,7 +6323,6 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
-    """The folder with the base's files other than weights."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
@@ -6647,7 +6561,6 @@ class Checks:
             return self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        """Checks that another picture gives another loss."""
         own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
         if own is None or grey is None:
             return
@@ -6657,7 +6570,6 @@ class Checks:
         self.add("pictures_are_read", verdict, change, f"{detail} of it")
 
     def check_pictures_help(self) -> None:
-        """Checks whether the trained answers depend on what the pictures show."""
         own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
         if own is None or grey is None:
             return
@@ -6706,7 +6618,6 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
-        """Mean loss on some training rows, without dropout."""
         import torch
 
         self.trainer.model.eval()
@@ -6775,7 +6686,6 @@ class Checks:
         )
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
-        """Some ids of a row, with its pictures, as the model takes them."""
         import torch
 
         if self.pictures is None:
@@ -7212,7 +7122,6 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Copies whole lines, one at a time."""
         with stream:
             for line in stream:
                 with self.lock:
@@ -7222,7 +7131,6 @@ class Child:
                             out.flush()
 
     def running(self, seconds: float) -> bool:
-        """Waits so long for its end."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -7326,7 +7234,6 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
-        """Copies a file if it has changed, for those who read it while it runs."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
@@ -7401,7 +7308,6 @@ def require_kept(bucket: Path) -> None:
 
 
 def fetch_result(bucket: Path, work: Path) -> bool:
-    """Whether this run was trained before."""
     marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
@@ -7456,7 +7362,6 @@ def remove_kept(folder: Path) -> None:
 
 
 def copy_file(source: Path, target: Path) -> FileDigest:
-    """Copies a file, and returns the digest of what was read."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as file, open(target, "wb") as copy:
