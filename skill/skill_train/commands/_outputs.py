@@ -50,7 +50,7 @@ def write_modelfile(console: Console, path: Path, text: str) -> None:
     there = path.read_bytes() if path.is_file() else text.encode()
     if len({re.sub(rb"(?m)^(FROM|ADAPTER) \./[^/\n]+$", rb"\1", each) for each in (there, text.encode())}) > 1:
         aside = renamed_aside(path)
-        console.warn("set_aside", f"{path} was edited; it was renamed to {aside.name}, and is written again")
+        console.warn("set_aside", f"{path} was edited, or is of another training; it was renamed to {aside.name}")
     if not path.is_file() or there != text.encode():
         write_text(path, text)
 
