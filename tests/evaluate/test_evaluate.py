@@ -106,6 +106,17 @@ def test_the_record_holds_all_rows_and_is_used_again(answered: dict[str, Any], r
     assert again == answered | {"data": answered["data"] | {"reused": True}}  # with its warnings
 
 
+def test_a_pattern_that_no_expected_answer_has_is_told(run: Path, tmp_path: Path) -> None:
+    """All scores were unknown, without a word. A record that is used again says it too."""
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf", "evaluate.json"))
+    for reused in (False, True):
+        answer = call("evaluate", copy, "--rows", 2, "--score", "regex", "--pattern", "nowhere (.+)")
+        assert answer["data"]["reused"] is reused
+        assert {(one["score"], one["scored_rows"]) for one in answer["data"]["models"]} == {(None, 0)}
+        warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+        assert warned["no_score"] == "no row could be scored: 'nowhere (.+)' finds nothing in any expected answer"
+
+
 def test_a_record_in_the_folder_of_the_base_is_found_again(made: gguf_maker.Export, run: Path, tmp_path: Path) -> None:
     base = Path(shutil.copytree(made.base, tmp_path / "base"))
     rows = read_rows(run / "held_out.jsonl")[:2]

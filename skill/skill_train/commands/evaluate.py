@@ -142,6 +142,9 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
             )
         if warning := step.blind(result.record.models, base):
             console.warn("blind", warning)
+        if scoring.pattern and {one.scored_rows for one in result.record.models if one.asked_rows} == {0}:
+            why = "finds nothing in any expected answer"
+            console.warn("no_score", f"no row could be scored: {scoring.pattern!r} {why}")
         return result
 
 
