@@ -384,6 +384,30 @@ def test_tuned(kind: str, share: float, width: float, verdict: str) -> None:
     assert isinstance(check, Check) and check.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("kind", "share", "width", "between", "cause"),
+    [
+        ("f16", 0.0, 0.1, 0.1, "the tuning is missing"),
+        ("f16", 0.129, 0.477, 0.1, None),  # missing, too weak or nothing amiss
+        ("f16", 0.095, 2.631, 0.1, None),
+        ("f16", 0.5, 0.1, 0.1, "the tuning is too weak"),
+        ("f16", 0.5, 0.3, 0.1, None),
+        ("f16", 1.001, 0.001, 0.1, "the tuning is there once"),
+        ("f16", 2.0, 0.5, 0.1, "the tuning is too strong, or there twice"),
+        ("f16", 1.402, 0.236, 0.1, "the tuning is too strong, or there twice"),
+        ("q4_k_m", 1.402, 0.236, 0.018, None),  # a right file: the type itself loses 0.031
+    ],
+)
+def test_a_cause_is_named_where_the_interval_supports_one(
+    kind: str, share: float, width: float, between: float, cause: str | None
+) -> None:
+    """A model trained whole has no adapter, so no cause speaks of one."""
+    check = check_tuned("m.gguf", change(share, width, between), limits(kind), "")
+    assert isinstance(check, Check) and f"file ({cause or 'too uncertain to name a cause'}); it is" in check.detail
+    nothing = check_tuned("m.gguf", change(share, width, between=1e-9), limits(kind), "")
+    assert isinstance(nothing, Check) and "adapter" not in check.detail + nothing.detail
+
+
 def test_an_adapter_that_changes_nothing_is_a_warning() -> None:
     check = check_tuned("m.gguf", change(0.0, 5.0, between=1e-9), limits("f16"), "")
     assert isinstance(check, Check) and check.verdict == "warn" and "nothing measurable" in check.detail

@@ -96,7 +96,7 @@ def check_tuned(
     share, width, between, figures = change["share"], change["share_half_width"], change["kl_between"], {**change}
     tuned, base = change["kl_tuned"], change["kl_base"]
     if between is not None and between < _SAMPLING_NOISE:
-        detail = f"the adapter changes nothing measurable: tuned and base differ by {between:.1g} nats"
+        detail = f"the tuning changes nothing measurable: tuned and base differ by {between:.1g} nats"
         return Check("tuned", file, "warn", share, 1.0, detail, figures)
     if share is None or width is None or between is None or tuned is None or base is None:
         return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", figures)
@@ -105,9 +105,11 @@ def check_tuned(
     large = between >= limits.tuning
     sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"
     verdict: Verdict = "pass" if off <= limits.share[0] else sure
+    low, high = _means(share - width), _means(share + width)
+    cause = low if large and low == high else "too uncertain to name a cause"
     nearer = "tuned model" if tuned < base else "base"
     detail = (
-        f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
+        f"{share:.3f} ± {width:.3f} of the tuning is in the file ({cause}); it is nearer to the {nearer}: "
         f"KL {tuned:.2g} from the tuned model, {base:.2g} from the base"
     )
     if cost is not None and cost > _COSTLY * between:
@@ -123,9 +125,9 @@ def check_tuned(
 
 def _means(share: float) -> str:
     if share < 0.25:
-        return "the adapter was not applied"
+        return "the tuning is missing"
     if share < 0.85:
-        return "the adapter was applied too weakly"
+        return "the tuning is too weak"
     if share <= 1.15:
-        return "the adapter was applied once"
-    return "the adapter was applied too strongly, or twice"
+        return "the tuning is there once"
+    return "the tuning is too strong, or there twice"
