@@ -18,7 +18,7 @@ from skill_train.core.program_events import Probed
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, TokenFacts
 from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
-from skill_train.plan.make import least_steps, make_plan, wants_probe
+from skill_train.plan.make import few_steps, least_steps, make_plan, wants_probe
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -351,6 +351,22 @@ def test_few_rows_are_read_more_often(rows: int, epochs: int, steps: int) -> Non
 def test_the_fewest_steps_that_can_teach(values: dict[str, Any], least: int) -> None:
     """A mean with weights 0.9 ** n holds 1 / (1 - 0.9) = 10 terms; while it warms up, a step is a part of one."""
     assert least_steps(msgspec.convert(_plan(max_steps=50, **values)["recipe"], ResolvedRecipe)) == least
+
+
+@pytest.mark.parametrize(
+    ("optim", "beta", "why"),
+    [
+        ("adamw_torch", 0.8, "AdamW averages 5 of them (adam_beta1 0.8) after 2 of warm-up"),
+        ("paged_adamw_8bit", 0.9, "AdamW averages 10 of them (adam_beta1 0.9) after 2 of warm-up"),
+        ("rmsprop", 0.8, "it takes 10 of them after 2 of warm-up"),
+        ("adafactor", 0.9, "it takes 10 of them after 2 of warm-up"),
+    ],
+)
+def test_few_steps_name_adamw_where_it_trains(optim: str, beta: float, why: str) -> None:
+    """No other optimizer reads adam_beta1, so the number does not follow from it there."""
+    recipe = msgspec.convert(_plan(max_steps=50, warmup_steps=2, adam_beta1=beta)["recipe"], ResolvedRecipe)
+    said = few_steps(msgspec.structs.replace(recipe, optim=optim), 6)
+    assert said is not None and f"by a rule of thumb: {why}; more epochs" in said
 
 
 def test_steps_that_are_said_are_taken() -> None:
