@@ -175,6 +175,17 @@ def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) 
     assert "truncated" in [warning["code"] for warning in answer["warnings"]]
 
 
+def test_rows_beyond_the_positions_of_the_model_are_to_be_parted(tmp_path: Path) -> None:
+    """The tiny model has 2048 positions."""
+    rows = [{"messages": [USER, {"role": "assistant", "content": "four " * 3000}]}] * 3
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("--model", tiny.cached("llama-chatml"), "--max-length")
+    for length in (2048, 1024):
+        code, answer = answered("data", tmp_path / "rows.jsonl", *words, length)
+        warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+        assert code == 0 and "has 2048 positions: raise it no further, and part" in warned["truncated"]
+
+
 def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"Frage": "2+2?", "Antwort": "4", "text": "not this"}\n')
     mapping = "format: prompt_completion\ncolumns: {prompt: Frage, completion: Antwort}\n"

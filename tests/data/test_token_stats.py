@@ -64,6 +64,23 @@ def test_what_max_length_cuts_away_is_told() -> None:
     assert token_stats.cut_away(token_stats.token_range(0, 0, 0, 21)) is None
 
 
+@pytest.mark.parametrize(
+    ("max_length", "context", "advice"),
+    [
+        (30, None, "Raise it, or part such rows"),
+        (30, 60, "Raise it, or part such rows"),
+        (30, 59, "The model has 59 positions: raise it no further, and part longer rows"),
+        (30, 30, "The model has 30 positions: raise it no further, and part longer rows"),
+        (30, 16, "The model has 16 positions: raise it no further, and part longer rows"),
+    ],
+)
+def test_no_length_beyond_the_positions_of_the_model_is_advised(
+    max_length: int, context: int | None, advice: str
+) -> None:
+    said = token_stats.cut_away(token_stats.token_facts(LENGTHS, max_length), context)
+    assert said is not None and said.endswith(f"a row has up to 60. {advice}")
+
+
 def test_percentiles_and_histogram() -> None:
     """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
     percentiles, histogram = token_stats.distribution(LENGTHS)

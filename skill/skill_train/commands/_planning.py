@@ -326,7 +326,7 @@ def _warn_of_length(console: Console, plan: Plan) -> None:
     """Warns about rows that are cut, and about those that pass the positions that the model was trained for. Rotary
     positions go on without an error beyond them."""
     context, tokens = plan.facts.model.context, plan.facts.dataset.tokens
-    if tokens is not None and (cut := token_stats.cut_away(tokens)):
+    if tokens is not None and (cut := token_stats.cut_away(tokens, context)):
         console.warn("truncated", cut)
     if context is None or tokens is None or min(plan.recipe.max_length, tokens.longest[0]) <= context:
         return

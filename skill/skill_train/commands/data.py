@@ -151,11 +151,13 @@ class _BaseModel:
     Attributes:
         revision: its commit; of a folder what the recipe says.
         images: it reads pictures, and is of a family whose pictures can be trained.
+        context: tokens that it was made for.
         error: why the Hub did not answer.
     """
 
     revision: str | None = None
     images: bool = False
+    context: int | None = None
     error: SkillTrainError | None = None
 
 
@@ -167,7 +169,7 @@ def _base_model(recipe: Recipe) -> _BaseModel:
         facts = _facts_of(recipe)
     except SkillTrainError as error:
         return _BaseModel(recipe.revision, error=None if Path(recipe.model).exists() else error)
-    return _BaseModel(facts.revision or recipe.revision, trains_on_pictures(facts))
+    return _BaseModel(facts.revision or recipe.revision, trains_on_pictures(facts), facts.context)
 
 
 def _facts_of(recipe: Recipe) -> ModelFacts:
@@ -212,7 +214,7 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
         console.warn("template", note)
     if lengths is not None:
         _keep(inspection, lengths)
-        if cut := token_stats.cut_away(token_stats.token_facts(lengths, inspection.recipe.max_length)):
+        if cut := token_stats.cut_away(token_stats.token_facts(lengths, inspection.recipe.max_length), model.context):
             console.warn("truncated", cut)
     why_not = "" if lengths else "the template refuses every row"
     return Counted({**refused}, example or plain, lengths, why_not, counter=counter)
@@ -254,11 +256,8 @@ def _warn(console: Console, inspection: Inspection) -> None:
         console.warn("template", note)
     if detected is not None and (unread := unread_media(inspection.recipe, detected.columns)) is not None:
         console.warn("pictures", unread)
-    if (
-        inspection.pictures is not None
-        and not inspection.recipe.model
-        and (count := inspection.pictures.figures.pictures)
-    ):
+    pictures = inspection.pictures
+    if pictures is not None and not inspection.recipe.model and (count := pictures.figures.pictures):
         console.warn("needs_vision_model", f"{count} pictures; needs a vision model")
     if inspection.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)

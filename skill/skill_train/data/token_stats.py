@@ -165,15 +165,18 @@ def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
     )
 
 
-def cut_away(tokens: TokenFacts) -> str | None:
+def cut_away(tokens: TokenFacts, context: int | None = None) -> str | None:
     """What to tell where max_length surely cuts away more than a hundredth of the tokens."""
     share = 1 - tokens.mean_cut[0] / tokens.mean[0] if tokens.mean[0] else 0.0
     if share < 0.01:
         return None
+    advice = "Raise it, or part such rows"
+    if context is not None and context < tokens.longest[1]:
+        advice = f"The model has {context} positions: raise it no further, and part longer rows"
     least = "" if tokens.counted else "at least "
     return (
         f"max_length {tokens.max_length} cuts away {least}{share:.0%} of the tokens, from the ends of rows, where "
-        f"answers stand: a row has up to {tokens.longest[1]}. Raise it, or part such rows"
+        f"answers stand: a row has up to {tokens.longest[1]}. {advice}"
     )
 
 
