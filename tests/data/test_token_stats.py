@@ -81,6 +81,14 @@ def test_no_length_beyond_the_positions_of_the_model_is_advised(
     assert said is not None and said.endswith(f"a row has up to 60. {advice}")
 
 
+def test_counts_that_cannot_be_kept_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that cannot be written: the answer of `data` was there, and it ended with an error."""
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "file" / "cache"))
+    token_stats.keep(DATA, "tokenizer", LENGTHS, split="train", loss_on=None)
+    assert token_stats.known_tokens(DATA, "tokenizer", split="train", loss_on=None, max_length=30) is None
+
+
 def test_percentiles_and_histogram() -> None:
     """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
     percentiles, histogram = token_stats.distribution(LENGTHS)

@@ -126,6 +126,16 @@ def test_a_named_folder_wins_and_is_checked(tmp_path: Path) -> None:
     assert caught.value.got == "no such folder"
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_the_download(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "file" / "cache"))
+    told: list[str] = []
+    with pytest.raises(UsageError) as caught:
+        get_converter.fetch(progress=lambda done, total, text: told.append(text))
+    assert (caught.value.code, caught.value.got, told) == ("system_error", str(tmp_path / "file" / "cache"), [])
+    assert "or export SKILL_TRAIN_CACHE=DIR" in caught.value.hint
+
+
 def test_one_on_path_is_the_last_choice_and_needs_its_packages(tmp_path: Path, monkeypatch) -> None:
     folder = llama_cpp_folder(tmp_path / "checkout")
     (folder / "convert_hf_to_gguf.py").chmod(0o755)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -225,7 +226,8 @@ def keep(dataset: DatasetFacts, tokenizer: str | None, lengths: Lengths, *, spli
     """Writes the counts to the cache that `known_tokens` reads."""
     path = _cache_path(dataset, tokenizer, split, loss_on)
     if path is not None:
-        write_json(path, {"schema": SCHEMA, **asdict(lengths)})
+        with suppress(OSError):  # it costs another count
+            write_json(path, {"schema": SCHEMA, **asdict(lengths)})
 
 
 def tokenizer_key(model: str, revision: str | None) -> str | None:

@@ -29,7 +29,7 @@ from typing import TypedDict
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
-from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError
+from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, system_error
 from skill_train.core.files import write_json
 from skill_train.machine.read import cache_dir
 from skill_train.model.convertible import architectures as llama_architectures
@@ -137,6 +137,13 @@ def fetch(*, progress: Bar = lambda done, total, text: None) -> Toolchain:
             code="missing_package",
             hint='pip install "skill-train[gguf]"',
         )
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache_dir()).close()
+    except OSError as error:
+        refused = system_error(error)
+        refused.hint += "; or export SKILL_TRAIN_CACHE=DIR first"
+        raise refused from None
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         progress(0, 3, f"downloading the source of llama-cpp-python {version} (about 80 MB, once)")
         archive = _download(version, Path(folder))
