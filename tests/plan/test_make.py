@@ -18,9 +18,9 @@ from skill_train.core.program_events import Probed
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, TokenFacts
 from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
-from skill_train.plan.make import few_steps, least_steps, make_plan, wants_probe
+from skill_train.plan.make import FEW_STEPS, few_steps, least_steps, make_plan, wants_probe
 from skill_train.plan.placement import Choices
-from skill_train.recipe.fields import Recipe, from_dict
+from skill_train.recipe.fields import FIELDS, Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts
@@ -399,6 +399,11 @@ def test_warmup_steps(steps: int, ratio: float, said: int | None, warmup: int) -
     assert plan["recipe"]["warmup_steps"] == warmup
     left_out = [reason["because"] for reason in plan["reasons"] if reason["rule"] == "warmup_steps"]
     assert bool(left_out) is (ratio > 0 and not warmup), "a ratio that does nothing is told"
+
+
+def test_the_fields_of_the_recipe_tell_what_does_not_show() -> None:
+    assert f"none in {FEW_STEPS} steps or fewer" in FIELDS["warmup_ratio"].metadata["help"]
+    assert "by the end of a name: norm is post_attention_layernorm too" in FIELDS["modules_to_save"].metadata["help"]
 
 
 @pytest.mark.parametrize("values", [{"warmup_steps": 5}, {"warmup_ratio": 0.1}])

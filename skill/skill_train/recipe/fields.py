@@ -80,7 +80,7 @@ class Recipe:
     learning_rate: float | None = _say(None, "peak learning rate; 2e-4 with LoRA and 2e-5 in full when left out")
     lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")
     warmup_steps: int | None = _say(None, "steps of rising learning rate; from warmup_ratio when left out", "steps")
-    warmup_ratio: float = _say(0.0, "share of the steps that warm up, when warmup_steps is left out")
+    warmup_ratio: float = _say(0.0, "share of steps that warm up, without warmup_steps; none in 10 steps or fewer")
     weight_decay: float = _say(0.0, "decay of the weights that train")
     adam_beta1: float = _say(0.9, "AdamW's first moment")
     adam_beta2: float = _say(0.999, "AdamW's second moment")
@@ -97,7 +97,9 @@ class Recipe:
     target_modules: list[str] | None = _say(
         None, "modules that get an adapter, or all-linear; by architecture when left out"
     )
-    modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
+    modules_to_save: list[str] | None = _say(
+        None, "modules trained whole beside the adapter, by the end of a name: norm is post_attention_layernorm too"
+    )
     images: bool | None = _say(
         None, "rows have pictures, and the model reads them; found from the rows and the model when left out"
     )
