@@ -99,6 +99,52 @@ def test_a_stream_is_the_answer_in_pieces(server: Served) -> None:
     assert [model.id for model in asked.models.list()] == ["tiny"]
 
 
+@pytest.fixture(scope="module")
+def shared(made: tuple[Path, Path]) -> Iterator[Served]:
+    with served(job(made[1], sampling=Sampling(temperature=0.0), reports=False, threads=1)) as running:
+        yield running
+
+
+def test_two_streams_at_once_wait_for_each_other(made: tuple[Path, Path], shared: Served) -> None:
+    """By itself the server cuts a stream short as soon as another request comes."""
+    never = {str(read_gguf(made[1]).metadata["tokenizer.ggml.eos_token_id"]): -100}
+    asked = client(shared).chat.completions.create
+    ends: list[str | None] = []
+
+    def read(chunks: Any) -> None:
+        ends.append([chunk.choices[0].finish_reason for chunk in chunks][-1])
+
+    def ask() -> Any:
+        return asked(model="x", messages=[serving.user("x")], max_tokens=200, logit_bias=never, stream=True)
+
+    first = ask()
+    next(iter(first))
+    second = threading.Thread(target=lambda: read(ask()))
+    second.start()
+    read(first)
+    second.join(120)
+    assert ends == ["length", "length"]
+
+
+def test_an_error_in_a_stream_is_told_as_without_one(shared: Served) -> None:
+    """By itself the server answers with HTTP 200 and nothing."""
+    import openai
+
+    asked = client(shared)
+    for create, words in (
+        (asked.chat.completions.create, {"messages": [serving.user("word " * 3000)]}),
+        (asked.completions.create, {"prompt": "word " * 3000}),
+        (asked.chat.completions.create, {"messages": [serving.user("x")], "logprobs": True, "top_logprobs": 1}),
+    ):
+        told = []
+        for stream in (False, True):
+            with pytest.raises(openai.APIError) as caught:
+                list(create(model="x", max_tokens=4, stream=stream, **words))
+            told.append(caught.value.body)
+        assert told[0] == told[1] and told[0]["message"]
+    assert asked.models.list().data  # it still answers
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

@@ -6,12 +6,14 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 - reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
 - has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
 - orders the fields of tools and messages by its own classes, and leaves out what they do not name;
-- lets the pages of every site ask it (CORS `*`).
+- lets the pages of every site ask it (CORS `*`);
+- ends a stream when another request comes, and sends nothing where a stream begins with an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 import unicodedata
 from collections.abc import Callable
@@ -127,9 +129,8 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
         logits_all=False,  # of a vocabulary of 152,000 they are 0.6 MB a token
         verbose=False,
     )
-    app = server.create_app(
-        server_settings=ServerSettings(host=job.host, port=job.port, api_key=job.api_key), model_settings=[model]
-    )
+    settings = ServerSettings(host=job.host, port=job.port, api_key=job.api_key, interrupt_requests=False)
+    app = server.create_app(server_settings=settings, model_settings=[model])
     llama = server._llama_proxy()
     if not job.stock:
         app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
@@ -137,6 +138,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
             hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
+        _tell_errors(server)
     return app, llama
 
 
@@ -192,6 +194,23 @@ def _own_template(job: ServerJob, llama: Any) -> None:
         return dataclasses.replace(response, prompt=unicodedata.normalize("NFC", response.prompt))
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(composed if job.composes else formatter)
+
+
+def _tell_errors(server: Any) -> None:
+    """An error in a stream becomes its last event: HTTP 200 is sent before the model is asked."""
+    from jinja2 import TemplateError
+
+    publish, handler = server.get_event_publisher, server.RouteErrorHandler
+
+    async def told(inner_send_chan: Any, body: Any, **more: Any) -> None:
+        async with inner_send_chan, inner_send_chan.clone() as still_open:
+            try:
+                await publish(inner_send_chan=inner_send_chan, body=body, **more)
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, TemplateError) as error:
+                _, answer = handler.error_message_wrapper(handler, error, body)
+                await still_open.send({"data": json.dumps({"error": answer})})
+
+    server.get_event_publisher = told
 
 
 def _report(llama: Any, send: Send) -> None:
