@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.commands._outputs import put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.digests import FileDigest, digests, file_digest, is_file_of
+from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.machine.address_space import require_room_for_torch
-from skill_train.model.adapter import read_adapter
 from skill_train.model.folder import fingerprint
-from skill_train.model.weight_files import FLOAT_BYTES, read_folder, read_tensor, same_bytes, stored_tensors
 from skill_train.program.pictures.tokens import PixelLimits
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
@@ -47,74 +43,6 @@ def base_of(run: RunDir) -> Path:
         raise _changed(run, folder, f"fingerprint {trained:.12}…", f"fingerprint {now:.12}…")
     _require_trained_weights(run, folder)
     return folder
-
-
-def require_named_base(console: Console, base: Path, adapter: Path) -> None:
-    """Compares a base with that of an adapter by the digests of its run, or else by the numbers. Warns where neither
-    can be.
-
-    Raises:
-        UsageError: it is another model.
-    """
-    from skill_train.hub.models import snapshot
-
-    config, place = read_adapter(adapter).config, adapter.resolve().parent
-    name = str(config.get("base_model_name_or_path") or "")
-    run = RunDir(place.parent if place.name == "checkpoints" else place)
-    environment = read_environment(run.record("environment")) if RunDir.is_one(run.path) else None
-    recorded = environment and environment.base_weights
-    other, unknown = "", f"{name or 'the model'} is not here as it was then"
-    try:
-        here = _weights(base) if recorded else None
-        named = Path(name) if os.path.isdir(name) else snapshot(name, str(config.get("revision") or "main"))
-        if here == recorded and (recorded or (named and named.samefile(base))):
-            return
-        if here and recorded and _sizes(here) == _sizes(recorded):
-            other = "files with other digests"
-        elif named and (not recorded or _weights(named) == recorded):
-            other, unknown = _difference(base, named)
-    except UsageError as error:
-        unknown = error.message
-    if other:
-        raise UsageError(
-            f"{base} is not the model that {adapter} was trained on",
-            code="wrong_base",
-            expected=f"the weights of {name}" + (f" that {run.record('environment')} records" if recorded else ""),
-            got=other,
-            hint=f"give that model as it was then with --base {quoted(name)}"
-            + ("" if recorded else ", or correct adapter_config.json"),
-        )
-    if unknown:
-        console.warn("base_not_compared", f"nothing shows that {adapter} was trained on {base}: {unknown}")
-
-
-def _weights(folder: Path) -> dict[str, FileDigest]:
-    return digests(folder, [folder / shard.name for shard in read_folder(folder)])
-
-
-def _sizes(files: dict[str, FileDigest]) -> dict[str, int]:
-    return {name: digest["bytes"] for name, digest in files.items()}
-
-
-def _difference(base: Path, named: Path) -> tuple[str, str]:
-    """What differs, or why that is unknown. Both are empty for the same numbers, as far as the narrower type holds
-    them."""
-    ours, theirs = stored_tensors(base), stored_tensors(named)
-    alone = sorted(name for name in ours.keys() ^ theirs.keys() if not name.endswith("lm_head.weight"))  # of a tie
-    for name in sorted(ours.keys() & theirs.keys()):
-        one, two = ours[name], theirs[name]
-        if same_bytes(one, two):
-            continue
-        if one.shape != two.shape or not {one.dtype, two.dtype} <= FLOAT_BYTES.keys():
-            alone.append(name)
-            continue
-        require_room_for_torch()
-        import torch
-
-        first, second = read_tensor(one), read_tensor(two)
-        if not (torch.equal(first, second.to(first.dtype)) or torch.equal(first.to(second.dtype), second)):
-            return f"other numbers in {name}", ""
-    return "", f"{alone[0]} has no match" if alone else ""
 
 
 def require_adapter(run: RunDir, otherwise: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skill_train.commands._base_model import base_folder, merge_folders, merge_run, require_named_base
+from skill_train.commands._base_model import base_folder, merge_folders, merge_run
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, require_only_run
 from skill_train.commands._outputs import beside
@@ -73,9 +73,10 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
     out = options.out
     with locked_out(out, "merge"):
         base = base_folder(options.base)
-        require_named_base(console, base, options.adapter)
+        from skill_train.merge.named_base import require_named_base
         from skill_train.merge.step import MergeRequest
 
+        require_named_base(base, options.adapter, console.warn)
         request = MergeRequest(
             base=base,
             adapter=options.adapter,

@@ -1,0 +1,84 @@
+"""Whether a base is the model that an adapter was trained on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from skill_train.core.digests import FileDigest, digests
+from skill_train.core.errors import UsageError
+from skill_train.machine.address_space import require_room_for_torch
+from skill_train.model.adapter import read_adapter
+from skill_train.model.weight_files import FLOAT_BYTES, read_folder, read_tensor, same_bytes, stored_tensors
+from skill_train.run.folder import RunDir
+from skill_train.run.train_record import read_environment
+
+
+def require_named_base(base: Path, adapter: Path, warn: Callable[[str, str], None]) -> None:
+    """Compares a base with that of an adapter by the digests of its run, or else by the numbers. Warns where neither
+    can be.
+
+    Raises:
+        UsageError: it is another model.
+    """
+    from skill_train.hub.models import snapshot
+
+    config, place = read_adapter(adapter).config, adapter.resolve().parent
+    name = str(config.get("base_model_name_or_path") or "")
+    run = RunDir(place.parent if place.name == "checkpoints" else place)
+    environment = read_environment(run.record("environment")) if RunDir.is_one(run.path) else None
+    recorded = environment and environment.base_weights
+    other, unknown = "", f"{name or 'the model'} is not here as it was then"
+    try:
+        here = _weights(base) if recorded else None
+        named = Path(name) if os.path.isdir(name) else snapshot(name, str(config.get("revision") or "main"))
+        if here == recorded and (recorded or (named and named.samefile(base))):
+            return
+        if here and recorded and _sizes(here) == _sizes(recorded):
+            other = "files with other digests"
+        elif named and (not recorded or _weights(named) == recorded):
+            other, unknown = _difference(base, named)
+    except UsageError as error:
+        unknown = error.message
+    if other:
+        raise UsageError(
+            f"{base} is not the model that {adapter} was trained on",
+            code="wrong_base",
+            expected=f"the weights of {name}" + (f" that {run.record('environment')} records" if recorded else ""),
+            got=other,
+            hint=f"give that model as it was then with --base {shlex.quote(name)}"
+            + ("" if recorded else ", or correct adapter_config.json"),
+        )
+    if unknown:
+        warn("base_not_compared", f"nothing shows that {adapter} was trained on {base}: {unknown}")
+
+
+def _weights(folder: Path) -> dict[str, FileDigest]:
+    return digests(folder, [folder / shard.name for shard in read_folder(folder)])
+
+
+def _sizes(files: dict[str, FileDigest]) -> dict[str, int]:
+    return {name: digest["bytes"] for name, digest in files.items()}
+
+
+def _difference(base: Path, named: Path) -> tuple[str, str]:
+    """What differs, or why that is unknown. Both are empty for the same numbers, as far as the narrower type holds
+    them."""
+    ours, theirs = stored_tensors(base), stored_tensors(named)
+    alone = sorted(name for name in ours.keys() ^ theirs.keys() if not name.endswith("lm_head.weight"))  # of a tie
+    for name in sorted(ours.keys() & theirs.keys()):
+        one, two = ours[name], theirs[name]
+        if same_bytes(one, two):
+            continue
+        if one.shape != two.shape or not {one.dtype, two.dtype} <= FLOAT_BYTES.keys():
+            alone.append(name)
+            continue
+        require_room_for_torch()
+        import torch
+
+        first, second = read_tensor(one), read_tensor(two)
+        if not (torch.equal(first, second.to(first.dtype)) or torch.equal(first.to(second.dtype), second)):
+            return f"other numbers in {name}", ""
+    return "", f"{alone[0]} has no match" if alone else ""
