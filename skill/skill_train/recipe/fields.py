@@ -30,8 +30,8 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmsprop", "sgd")  # of torch, transformers
 OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
 
-# Fields that full fine-tuning does not read.
 ALL_LINEAR = ["all-linear"]  # PEFT's word for every linear layer
+# Fields that full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
