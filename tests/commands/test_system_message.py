@@ -10,7 +10,7 @@ import pytest
 import tiny
 from one_command import answered
 from skill_train.gguf.export_files import model_of
-from skill_train.gguf.ollama_modelfile import parameters_of
+from skill_train.gguf.ollama_modelfile import edits, parameters_of
 from skill_train.llama.engines import ollama
 from skill_train.program.chat.labels import system_digest
 
@@ -83,5 +83,19 @@ def test_what_a_modelfile_cannot_quote_is_said() -> None:
     lines, reasons = parameters_of(tiny.cached("gemma"), system='three """ of them')
     assert not any("SYSTEM" in line for line in lines)
     assert [each["because"] for each in reasons if each["rule"] == "no SYSTEM"]
+    for text in ("Réponds\u00a0: oui", "\U0001f469\u200d\U0001f52c", "a\x0bb", "\ufeffa"):  # Ollama would drop these
+        lines, reasons = parameters_of(tiny.cached("gemma"), system=text)
+        assert not any("SYSTEM" in line for line in lines), text
+        assert [each["because"] for each in reasons if each["rule"] == "no SYSTEM"]
+    lines, _ = parameters_of(tiny.cached("gemma"), system="Été 🎉\tà\r\n\nParis")
+    assert lines[-1] == 'SYSTEM """Été 🎉\tà\r\n\nParis"""'
     lines, reasons = parameters_of(tiny.cached("gemma"), system="")
     assert [each["because"] for each in reasons if each["rule"] == "no SYSTEM"]
+
+
+def test_a_heading_of_it_is_no_remark() -> None:
+    """`verify` tells what differs from the export. A line of the message may begin as a remark does."""
+    written = 'FROM ./a.gguf\n# a remark\nSYSTEM """Hello.\n# Rules\n\nBe "brief".\n"""\nPARAMETER stop "x"\n'
+    assert edits(written.replace("# a remark", "# another\n#"), written) == []
+    for new in ("# No rules", "#  Rules", "# Rules\n"):
+        assert edits(written.replace("# Rules", new), written), new

@@ -9,6 +9,7 @@ template. The frame is `templates/Modelfile`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
@@ -70,9 +71,15 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
 
 def edits(text: str, written: str) -> list[str]:
     """How the text of a Modelfile differs from the one that was written, but for remarks."""
-    there, ours = ([line for line in each.splitlines() if line.strip() and line[0] != "#"] for each in (text, written))
+    there, ours = (_commands(each) for each in (text, written))
     lacks = [f"it lacks {line}" for line in ours if line not in there]
     return lacks + [f"it has {line}" for line in there if line not in ours]
+
+
+def _commands(text: str) -> list[str]:
+    """The lines without remarks; a system message, which may have headings that look like one, is one line."""
+    folded = re.sub(r'(?ms)^SYSTEM """.*?"""$', lambda found: "\\n".join(found[0].splitlines()), text)
+    return [line for line in folded.splitlines() if line.strip() and line[0] != "#"]
 
 
 def _file_reference(file: str) -> str:
@@ -130,12 +137,23 @@ def parameters_of(
         reasons.append(_template_reason(tokenizer))
     if system is not None:
         because = "every row was trained after this system message"
-        if no := "its text is not there any more" if not system else "a Modelfile cannot quote it" * ('"""' in system):
+        if no := _why_not_quoted(system):
             reasons.append(_reason("no SYSTEM", f"{because}, and {no}", "samples.jsonl"))
         else:
             lines.extend((f"# {because} (samples.jsonl)", f'SYSTEM """{system}"""'))
             reasons.append(_reason("SYSTEM", because, "samples.jsonl"))
     return lines, reasons
+
+
+def _why_not_quoted(system: str) -> str:
+    """Ollama's parser (parser/parser.go) knows no escapes, and drops each character that Go calls unprintable: spaces
+    that do not break, joiners of emoji."""
+    if not system:
+        return "its text is not there any more"
+    dropped = next((each for each in system if not each.isprintable() and each not in "\t\r\n"), "")
+    if dropped:
+        return f"Ollama drops the character U+{ord(dropped):04X} in it"
+    return "a Modelfile cannot quote it" if '"""' in system else ""
 
 
 def _read(file: Path) -> JsonObject:
