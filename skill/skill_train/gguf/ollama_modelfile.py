@@ -35,7 +35,6 @@ _SAMPLING = (
     ("min_p", "min_p"),
     ("repetition_penalty", "repeat_penalty"),
 )
-_OLLAMA_REPEAT_PENALTY = "1.1"  # the documented default
 _OLLAMA_CONTEXT = 4096  # tokens; Ollama's default context on most machines
 # Its llm/llama_server.go of 2026-08-21: `llamaServerChatMessage`, `qwenVLServerArgs`.
 _PICTURES = (
@@ -214,8 +213,8 @@ def _add_sampling(generation: JsonObject, add: Callable[[str, Any, str, str], No
         if type(value) in (int, float) and not (greedy and name == "temperature"):
             add(parameter, json.dumps(value), f"the model's own {name}", source)
     if generation.get("repetition_penalty") is None:
-        because = f"transformers applies none, Ollama's own default is {_OLLAMA_REPEAT_PENALTY}: answers would differ"
-        add("repeat_penalty", "1.0", because, "Ollama's Modelfile documentation")
+        because = "transformers applies none, and Ollama before 0.32.10 applies 1.1: answers would differ"
+        add("repeat_penalty", "1.0", because, "ollama api/types.go DefaultOptions")
 
 
 def _add_context(
@@ -241,6 +240,6 @@ def _template_reason(tokenizer: Any) -> Reason:
     because = (
         "the GGUF file carries the model's own chat template, and a TEMPLATE would override it. Ollama takes the one "
         "of its own templates that is nearest; where `ollama show --template NAME` prints only {{ .Prompt }}, it knew "
-        "none: serve the file with llama.cpp then, which renders the model's own"
+        "none: from 0.30 on it then renders the model's own, as llama.cpp does"
     )
     return _reason("no TEMPLATE", because, "chat template; ollama server/model.go detectChatTemplate")
