@@ -15,11 +15,6 @@ def causal_model_types() -> list[str] | None:
     return _types_in("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
 
 
-def picture_model_types() -> list[str] | None:
-    """Those that AutoModelForImageTextToText knows."""
-    return _types_in("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
-
-
 def require_known_type(source: str | Path, model_type: str, *, vision: bool) -> None:
     """Refuses a model type that transformers lacks, where it is installed.
 
@@ -30,7 +25,7 @@ def require_known_type(source: str | Path, model_type: str, *, vision: bool) -> 
     Raises:
         UsageError: transformers has no such type.
     """
-    text_types, picture_types = causal_model_types(), picture_model_types()
+    text_types, picture_types = causal_model_types(), _types_in("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
     if text_types is None or picture_types is None:
         return
     known = text_types + picture_types * vision
