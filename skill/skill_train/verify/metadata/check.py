@@ -13,7 +13,6 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
 from skill_train.verify.metadata.rope import kind_of, table_faults
-from skill_train.verify.metadata.sampling import expected_sampling, is_sampling
 from skill_train.verify.metadata.stated import (
     EXPECTED,
     Stated,
@@ -32,6 +31,14 @@ _WINDOWED = {"gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "exaone4"}
 _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
 # Values that the converter writes whatever config.json says. llama.cpp computes the same with every other number.
 _CONSTANTS = {("falcon", "context_length"): 2048}
+# llama.cpp samples by these keys, unless told otherwise. Some have other names in generation_config.json; of two, the
+# first one that it has counts.
+_SAMPLING, _SUPPRESSED = "general.sampling.", "tokenizer.ggml.suppress_tokens"
+_OTHER_NAMES = {
+    "general.sampling.temp": ("temperature",),
+    "general.sampling.penalty_repeat": ("penalty_repeat", "repetition_penalty"),
+    _SUPPRESSED: ("suppress_tokens",),
+}
 
 
 def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | None = None) -> Check:
@@ -45,8 +52,8 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
     faults, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
     for name, value in gguf.metadata.items():
         key, source = name.removeprefix(prefix), "config.json"
-        if is_sampling(name):
-            in_config, source = expected_sampling(name, generation or {}), "generation_config.json"
+        if name.startswith(_SAMPLING) or name == _SUPPRESSED:
+            in_config, source = _expected_sampling(name, generation or {}), "generation_config.json"
         elif key == name or (isinstance(value, str) and key not in EXPECTED):
             continue
         else:
@@ -60,6 +67,12 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
             (harmless if constant else faults).append(f"{key} is {_short(value)}, {source} has {_short(in_config)}")
     faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
     return _verdict(gguf, faults, equal, unknown, harmless)
+
+
+def _expected_sampling(key: str, generation: JsonObject) -> Any:
+    """The value that generation_config.json states for a key of the file; None where it states none."""
+    names = _OTHER_NAMES.get(key, (key.removeprefix(_SAMPLING),))
+    return next((generation[name] for name in names if generation.get(name) is not None), None)
 
 
 def check_window(file: str, config: JsonObject) -> Check | None:
