@@ -31,21 +31,16 @@ _KEY = 64  # columns that tell rows apart
 
 @dataclass
 class _ModuleComparison:
-    """The result so far. `faults` are wrong for sure; `unknown` could not be compared."""
-
-    worst: float = 0.0
-    compared: set[str] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Sides:
-    """The adapter's file, the base's file, and the adapter as PEFT saved it."""
+    """The adapter's file, the base's file, and the adapter as PEFT saved it; and the result so far. `faults` are wrong
+    for sure; `unknown` could not be compared."""
 
     lora: GgufFile
     base: GgufFile
     tuned: Adapter
+    worst: float = 0.0
+    compared: set[str] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
 
 def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter: Path) -> Check:
@@ -56,8 +51,8 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         base: the file of the model that it is loaded beside.
         reference: that model's folder.
     """
-    tuned, comparison = read_adapter(adapter), _ModuleComparison()
-    stored = stored_tensors(reference)
+    tuned, stored = read_adapter(adapter), stored_tensors(reference)
+    comparison = _ModuleComparison(lora, base, tuned)
     names = name_map(base.architecture, base.of_architecture("block_count"))
     for module, parts in sorted(tuned.modules.items()):
         name = f"{module}.weight"
@@ -67,17 +62,13 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         elif mapped not in base.tensors or name not in stored:
             comparison.unknown.append(f"the tensor of {module} in a GGUF file is unknown")
         else:
-            _compare(_Sides(lora, base, tuned), module, base.tensors[mapped], stored[name], comparison)
+            _compare(comparison, module, base.tensors[mapped], stored[name])
     comparison.faults += [
         f"{name} is stored whole in the adapter, and not in the file" for name in sorted(tuned.replaced)
     ]
     if not comparison.unknown:
         extra = [name for name in lora.tensors if name not in comparison.compared]
         comparison.faults += [f"{name} is in the file, and not in the adapter" for name in extra]
-    return _check(lora, tuned, comparison)
-
-
-def _check(lora: GgufFile, tuned: Adapter, comparison: _ModuleComparison) -> Check:
     file, modules = lora.path.name, len(tuned.modules)
     good = f"{modules} modules are those of the adapter, the worst row {comparison.worst:.2g} off"
     if comparison.unknown and not comparison.faults:
@@ -86,13 +77,13 @@ def _check(lora: GgufFile, tuned: Adapter, comparison: _ModuleComparison) -> Che
     return problems("weights", file, comparison.faults, looked_at=modules, good=good)
 
 
-def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, comparison: _ModuleComparison) -> None:
+def _compare(comparison: _ModuleComparison, module: str, target: Tensor, weight: StoredTensor) -> None:
     """Adds the comparison of one module.
 
     Args:
         target: the module's tensor in the base's file. `weight` is that of the checkpoint.
     """
-    lora, tuned = sides.lora, sides.tuned
+    lora, tuned = comparison.lora, comparison.tuned
     a, b = (lora.tensors.get(f"{target.name}.lora_{part}") for part in "ab")
     if a is None or b is None:
         comparison.faults.append(f"{module} is not in the file: {target.name}.lora_a and .lora_b")
@@ -103,8 +94,11 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         comparison.faults.append(f"{a.name} and its B are {shapes}, not those of {module}")
         return
-    _compare_scale(lora, own_a.shape[0], tuned, module, comparison)
-    order = _order(sides.base, target, weight)
+    # llama.cpp multiplies by alpha / rank (https://github.com/ggml-org/llama.cpp, src/llama-adapter.h).
+    rank, scale, alpha = own_a.shape[0], scale_of(tuned.config, module), lora.metadata.get("adapter.lora.alpha")
+    if not isinstance(alpha, float) or not math.isclose(alpha / rank, scale, rel_tol=_SCALE):
+        comparison.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
+    order = _order(comparison.base, target, weight)
     if order is None:
         comparison.unknown.append(f"the row order of {target.name} is unknown")
         return
@@ -113,13 +107,6 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
         comparison.worst, bound = max(comparison.worst, error), _ROUNDING.get(tensor.kind, row_bound(tensor.kind))
         if error > bound:
             comparison.faults.append(f"{tensor.name}: row {row} is {error:.2g} of its length off, at most {bound:.2g}")
-
-
-def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, comparison: _ModuleComparison) -> None:
-    """llama.cpp multiplies by alpha / rank (https://github.com/ggml-org/llama.cpp, src/llama-adapter.h)."""
-    scale, alpha = scale_of(tuned.config, module), lora.metadata.get("adapter.lora.alpha")
-    if not isinstance(alpha, float) or not math.isclose(alpha / rank, scale, rel_tol=_SCALE):
-        comparison.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
 
 
 def _order(base: GgufFile, target: Tensor, weight: StoredTensor) -> np.ndarray | None:
