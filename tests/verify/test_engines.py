@@ -154,7 +154,7 @@ def judged(made: gguf_maker.Export, expected: tuple[Any, list[Expected]], monkey
     ]
     answers[0] = change(answers[0], own[0], tokenizer)
     run = EngineRun("ollama", "1.2.3", answers)
-    monkeypatch.setattr(check, "_run_engine", lambda name, file, request: run)
+    monkeypatch.setattr(check, "run_engine", lambda *_: run)
     request = EngineRequest(["ollama"], asked, tokenizer)
     return {each.name: each for each in check_engines([gguf], request, lambda *_: None)}
 

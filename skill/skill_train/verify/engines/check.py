@@ -98,7 +98,7 @@ def _not_here(name: str) -> NotInstalled:
 def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Check | NotChecked]:
     file = gguf.path.name
     try:
-        run = _run_engine(name, gguf.path, request)
+        run = run_engine(name, gguf.path, request.expected, _context(request.expected))
     except SkillTrainError as error:
         return [unanswered("engine_prompts", file, name, error)]
     pairs = zip(run.answers, request.expected, strict=True)
@@ -107,14 +107,16 @@ def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineReq
     return [_check_prompts(run, file, differences), *_check_answers(run, gguf, own, right, request)]
 
 
-def _run_engine(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
-    questions = [expected.question for expected in request.expected]
-    context, threads = _context(request.expected), physical_cores()
+def run_engine(
+    name: str, gguf: Path, expected: list[Expected], context: int, projector: Path | None = None
+) -> EngineRun:
+    """Its answers. llama_cpp.server is asked without a projector."""
+    questions, threads = [each.question for each in expected], physical_cores()
     if name == PYTHON_SERVER:
         return python_server.ask(gguf, questions, context_tokens=context, threads=threads)
     if name == LLAMA_SERVER:
-        return llama_server.ask(gguf, questions, context_tokens=context, threads=threads)
-    return ollama.ask(gguf, questions, context_tokens=context)
+        return llama_server.ask(gguf, questions, context_tokens=context, threads=threads, projector=projector)
+    return ollama.ask(gguf, questions, context_tokens=context, projector=projector)
 
 
 def _context(expected: list[Expected]) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
-from skill_train.llama.engines import llama_server, ollama
 from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
     OLLAMA,
@@ -32,6 +31,7 @@ from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged, parting_place
+from skill_train.verify.engines.check import run_engine
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
 from skill_train.verify.engines.questions import Expected, with_prompts
@@ -184,21 +184,12 @@ def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> Pair
 
 
 def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
-    name = request.pair.text.name
+    pair, context = request.pair, 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
     try:
-        run = _run_engine(engine, own, expected, request)
+        run = run_engine(engine, pair.text, expected, context, pair.projector)
     except SkillTrainError as error:
-        return unanswered(_NAME, name, engine, error)
+        return unanswered(_NAME, pair.text.name, engine, error)
     return _judged(run, own, expected, request)
-
-
-def _run_engine(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> EngineRun:
-    pair, questions = request.pair, [each.question for each in expected]
-    context = 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
-    if engine == LLAMA_SERVER:
-        threads = physical_cores()
-        return llama_server.ask(pair.text, questions, context_tokens=context, threads=threads, projector=pair.projector)
-    return ollama.ask(pair.text, questions, context_tokens=context, projector=pair.projector)
 
 
 def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
