@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.worker import report_progress, worker_main
@@ -24,7 +23,7 @@ def run(job: PairQuestionsJob) -> PairAnswers:
         rooms = [max(len(question.answer), question.most) for question in job.questions]
         longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            return _Answerer(llama, encoder, step).result(job.questions, prompts)
+            return _answered(llama, encoder, step, job.questions, prompts)
 
 
 def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Chunk]:
@@ -33,37 +32,33 @@ def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Ch
     return encoder.tokenize(question.text, [np.asarray(read_picture(picture, folder)) for picture in question.pictures])
 
 
-@dataclass
-class _Answerer:
-    """The language model and the projector. `step` is the number of tokens that are read at once."""
+def _answered(
+    llama: Llama, encoder: Projector, step: int, questions: list[PairQuestion], prompts: list[list[Chunk]]
+) -> PairAnswers:
+    """Args: step: tokens read at once."""
+    sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
+    for number, (question, chunks) in enumerate(zip(questions, prompts, strict=True)):
+        report_progress(number, len(questions), "reading pictures")
+        started = time.monotonic()
+        following, position = encoder.read_prompt(llama, chunks, step)
+        answers.append(llama.greedy_after(following, position, most=question.most))
+        seconds += time.monotonic() - started
+        sums.append(_loss(llama, encoder, step, chunks, question.answer) if question.answer else 0.0)
+    return PairAnswers(
+        losses=sums,
+        answers=answers,
+        stopped=[bool(answer) and llama.ends(answer[-1]) for answer in answers],
+        prompt_tokens=[sum(chunk.tokens for chunk in chunks) for chunks in prompts],
+        answer_seconds=seconds,
+    )
 
-    llama: Llama
-    encoder: Projector
-    step: int
 
-    def result(self, questions: list[PairQuestion], prompts: list[list[Chunk]]) -> PairAnswers:
-        sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
-        for number, (question, chunks) in enumerate(zip(questions, prompts, strict=True)):
-            report_progress(number, len(questions), "reading pictures")
-            started = time.monotonic()
-            following, position = self.encoder.read_prompt(self.llama, chunks, self.step)
-            answers.append(self.llama.greedy_after(following, position, most=question.most))
-            seconds += time.monotonic() - started
-            sums.append(self.loss(chunks, question.answer) if question.answer else 0.0)
-        return PairAnswers(
-            losses=sums,
-            answers=answers,
-            stopped=[bool(answer) and self.llama.ends(answer[-1]) for answer in answers],
-            prompt_tokens=[sum(chunk.tokens for chunk in chunks) for chunks in prompts],
-            answer_seconds=seconds,
-        )
+def _loss(llama: Llama, encoder: Projector, step: int, chunks: list[Chunk], answer: list[int]) -> float | None:
+    import numpy as np
 
-    def loss(self, chunks: list[Chunk], answer: list[int]) -> float | None:
-        import numpy as np
-
-        first, position = self.encoder.read_prompt(self.llama, chunks, self.step)
-        others = self.llama.read(answer[:-1], position, at_once=self.step, last=len(answer) - 1)
-        return finite(losses(np.concatenate([first[None], others]), answer).sum())
+    first, position = encoder.read_prompt(llama, chunks, step)
+    others = llama.read(answer[:-1], position, at_once=step, last=len(answer) - 1)
+    return finite(losses(np.concatenate([first[None], others]), answer).sum())
 
 
 if __name__ == "__main__":
