@@ -261,21 +261,32 @@ def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: 
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
-    figures = _LogitFigures()
-    start = 0
+    to_tuned, to_rounded, cost = (list[logit_distance.TokenFigures]() for _ in range(3))
+    changes, rounded_changes = (list[logit_distance.ShareFigures]() for _ in range(2))
+    start, of_rounded = 0, None
     with frugal_model(request.merged, task=request.task) as model:
         for number, ids in enumerate(texts.ids):
             logits = texts.logits(model, number)
             if logits.shape[1] != scratch.vocabulary:
                 raise _other_vocabulary(scratch.vocabulary, logits.shape[1])
-            rows = slice(start, start + len(ids) - 1)  # no token follows the last one
-            before = base[rows] if number < scratch.base_rows else None
-            figures.add(
-                tuned[rows], None if rounded is None else rounded[rows], before, logits[:-1], np.asarray(ids[1:])
-            )
+            rows, following = slice(start, start + len(ids) - 1), np.asarray(ids[1:])  # no token follows the last one
+            own, merged, has_base = tuned[rows], logits[:-1], number < scratch.base_rows
+            to_tuned.append(logit_distance.compare_logits(own, merged, following))
+            if has_base:
+                changes.append(logit_distance.compare_change(own, base[rows], merged))
+            if rounded is not None:
+                to_rounded.append(logit_distance.compare_logits(rounded[rows], merged, following))
+                cost.append(logit_distance.compare_logits(own, rounded[rows], following))
+                if has_base:
+                    rounded_changes.append(logit_distance.compare_change(rounded[rows], base[rows], merged))
             start += len(ids)
             bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
-    return figures.summary()
+    if rounded is not None:
+        of_rounded = cast(Rounded, {**_summary(to_rounded), "cost": _summary(cost)})
+        share = logit_distance.summarize_change(rounded_changes)
+        of_rounded["share"], of_rounded["share_half_width"] = share["share"], share["share_half_width"]
+    effect = cast(Effect, logit_distance.summarize_change(changes))
+    return {"figures": _summary(to_tuned), "effect": effect, "rounded": of_rounded}
 
 
 class _Compared(TypedDict):
@@ -284,38 +295,6 @@ class _Compared(TypedDict):
     figures: Figures
     effect: Effect
     rounded: Rounded | None
-
-
-@dataclass
-class _LogitFigures:
-    """The figures of the texts so far. `cost` is the cost of rounding alone."""
-
-    figures: list[logit_distance.TokenFigures] = field(default_factory=list)
-    rounded: list[logit_distance.TokenFigures] = field(default_factory=list)
-    cost: list[logit_distance.TokenFigures] = field(default_factory=list)
-    changes: list[logit_distance.ShareFigures] = field(default_factory=list)
-    rounded_changes: list[logit_distance.ShareFigures] = field(default_factory=list)
-
-    def add(self, tuned: Any, rounded: Any, base: Any, merged: Any, following: Any) -> None:
-        """Adds the logits of one text. Args: base, rounded: None if there are none."""
-        self.figures.append(logit_distance.compare_logits(tuned, merged, following))
-        if base is not None:
-            self.changes.append(logit_distance.compare_change(tuned, base, merged))
-        if rounded is None:
-            return
-        self.rounded.append(logit_distance.compare_logits(rounded, merged, following))
-        self.cost.append(logit_distance.compare_logits(tuned, rounded, following))
-        if base is not None:
-            self.rounded_changes.append(logit_distance.compare_change(rounded, base, merged))
-
-    def summary(self) -> _Compared:
-        figures, rounded = _summary(self.figures), None
-        if self.rounded:
-            rounded = cast(Rounded, {**_summary(self.rounded), "cost": _summary(self.cost)})
-            share = logit_distance.summarize_change(self.rounded_changes)
-            rounded["share"], rounded["share_half_width"] = share["share"], share["share_half_width"]
-        effect = cast(Effect, logit_distance.summarize_change(self.changes))
-        return {"figures": figures, "effect": effect, "rounded": rounded}
 
 
 def _summary(parts: list[logit_distance.TokenFigures]) -> Figures:
