@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,7 @@ class GateRequest:
     """A merged folder, and the models that it is compared with.
 
     Attributes:
-        merged: the written folder; it contains a scratch file of logits during the check.
+        merged: the written folder; it contains files of logits during the check.
         rows: texts with `input_ids`, preferably held-out ones; NEUTRAL_TEXTS are used if there are none.
         task, names: as in `Base`.
         pictures: the model reads pictures, so it is asked about one too.
@@ -130,7 +131,8 @@ def gate(
     reference.require_config(request.base)
     texts = choose_texts(request.rows, request.merged, tokens)
     rounds = stored in rounded_merge.KINDS
-    with _Scratch(request.merged) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".gate-", dir=request.merged) as folder:
+        scratch = _Scratch(folder)
         with frugal_model(request.base, request.adapter, request.task) as model:
             picture = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
             if isinstance(picture, PictureInputs):
@@ -200,18 +202,10 @@ class _Scratch:
     """Logits on disk, so that two models are never in memory at once: all logits of base + adapter, the first ones of
     the base."""
 
-    def __init__(self, folder: Path) -> None:
-        names = ("tuned", "base", "rounded")
-        self.tuned, self.base, self.rounded = (folder / f".gate-{name}.f32" for name in names)
+    def __init__(self, folder: str) -> None:
+        self.tuned, self.base, self.rounded = (Path(folder, name) for name in ("tuned", "base", "rounded"))
         self.base_rows = 0
         self.vocabulary = 0
-
-    def __enter__(self) -> _Scratch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in (self.tuned, self.base, self.rounded):
-            file.unlink(missing_ok=True)
 
     def read(self, file: Path) -> np.ndarray:
         """All logits of one file as [tokens, vocabulary], not loaded."""
@@ -240,7 +234,7 @@ def _write_reference(
             bar(number + 1, 3 * len(texts.ids), "gate: base + adapter")
     if stored is None:
         return
-    kinds = rounded_merge.stored_kinds(scratch.rounded.parent, request.names)
+    kinds = rounded_merge.stored_kinds(request.merged, request.names)
     with rounded_merge.rounded(model, request.adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
         for number in range(len(texts.ids)):
             file.write(texts.logits(model, number).tobytes())
