@@ -7,33 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.units import dollars, duration
-from skill_train.report.artifacts import (
-    cloud,
-    files,
-    missing,
-    proof,
-    reproduce,
-    run_it,
-    smallest,
-    versions,
-)
+from skill_train.report import artifacts, views
 from skill_train.report.figure import Figure, Record, ReportedRun, differ
 from skill_train.report.pairs import no_projector, pairs
 from skill_train.report.quality import answers, measured, quality
-from skill_train.report.views import (
-    DataView,
-    DecisionView,
-    DifferenceView,
-    EstimatePartView,
-    EstimateRow,
-    EstimatesView,
-    Overview,
-    RunView,
-    SmokeCheckView,
-    StepsView,
-    TrainingView,
-    VerdictView,
-)
 from skill_train.report.words import marked, number, rate, share, size
 from skill_train.run.cloud_record import continue_words
 from skill_train.run.records import Number
@@ -44,33 +21,33 @@ MOST_POINTS = 600  # of one curve, about one a pixel
 MOST_ROWS = 200  # of the table of steps
 
 
-def run_view(run: ReportedRun) -> RunView:
+def run_view(run: ReportedRun) -> views.RunView:
     """Everything about one run, as the page needs it. A part without a record is None."""
     return {
         "name": run.name,
         "verdict": verdict(run),
         "overview": overview(run),
-        "missing": missing(run),
+        "missing": artifacts.missing(run),
         "training": training(run),
         "estimates": estimates(run),
         "decision": decision(run),
         "data": data(run),
         "quality": quality(run),
         "answers": answers(run),
-        "proof": proof(run),
-        "files": files(run),
+        "proof": artifacts.proof(run),
+        "files": artifacts.files(run),
         "pairs": pairs(run),
         "no_projector": no_projector(run),
-        "run_it": run_it(run),
-        "cloud": cloud(run),
-        "versions": versions(run),
+        "run_it": artifacts.run_it(run),
+        "cloud": artifacts.cloud(run),
+        "versions": artifacts.versions(run),
         "recipe": run.texts.get("recipe.yaml"),
-        "reproduce": reproduce(run),
+        "reproduce": artifacts.reproduce(run),
         "steps": steps(run.metrics),
     }
 
 
-def verdict(run: ReportedRun) -> VerdictView:
+def verdict(run: ReportedRun) -> views.VerdictView:
     """The verdict in one word, its reasons, and the next command if something is left to do."""
     train = run["train"]
     if not train:
@@ -88,7 +65,7 @@ def verdict(run: ReportedRun) -> VerdictView:
     return _proven(run.proof)
 
 
-def _not_trained(run: ReportedRun) -> VerdictView:
+def _not_trained(run: ReportedRun) -> views.VerdictView:
     failure = run["train.failed"]
     if failure:
         error = failure.get("error", default={})
@@ -97,7 +74,7 @@ def _not_trained(run: ReportedRun) -> VerdictView:
     return _verdict("unknown", headline, [], run.command(continue_words(run.cloud, run.backend)))
 
 
-def _proven(proof: Proof) -> VerdictView:
+def _proven(proof: Proof) -> views.VerdictView:
     passing = sum(check.verdict == "pass" for check in proof.checks)
     because = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
     because += [f"{skipped.file} {skipped.name}: not checked, {skipped.reason}" for skipped in proof.not_checked]
@@ -107,7 +84,7 @@ def _proven(proof: Proof) -> VerdictView:
     return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", because)
 
 
-def _verdict(word: str, headline: str, because: list[str], following: str = "") -> VerdictView:
+def _verdict(word: str, headline: str, because: list[str], following: str = "") -> views.VerdictView:
     return {"word": word, "headline": headline, "because": because, "next": following}
 
 
@@ -126,7 +103,7 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     return because
 
 
-def overview(run: ReportedRun) -> Overview:
+def overview(run: ReportedRun) -> views.Overview:
     """The few figures by which runs are compared. Two figures stand for a change from the first to the second."""
     plan, train = run["plan"], run["train"]
     loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
@@ -143,7 +120,7 @@ def overview(run: ReportedRun) -> Overview:
         ("training speed", [train.figure(rate, "figures", "tokens_per_second")]),
         ("time", [train.figure(duration, "seconds")]),
         ("peak memory", [_peak(run)]),
-        ("smallest file that passes", smallest(run)),
+        ("smallest file that passes", artifacts.smallest(run)),
         ("recipe", [plan.figure(number, "recipe_hash")]),
     ]
 
@@ -159,11 +136,11 @@ def _peak(run: ReportedRun) -> Figure:
     return train.figure(size, "figures", "peak_memory_bytes", device if device in peaks else "rss")
 
 
-def training(run: ReportedRun) -> TrainingView | None:
+def training(run: ReportedRun) -> views.TrainingView | None:
     train = run["train"]
     if not train:
         return None
-    checks: list[SmokeCheckView] = [
+    checks: list[views.SmokeCheckView] = [
         {
             "name": check["name"],
             "verdict": check["verdict"],
@@ -175,7 +152,7 @@ def training(run: ReportedRun) -> TrainingView | None:
     return {"verdict": train.get("verdict"), "checks": checks}
 
 
-def estimates(run: ReportedRun) -> EstimatesView:
+def estimates(run: ReportedRun) -> views.EstimatesView:
     """Estimated ranges beside the measurements. `within` is None if one of the two is unknown."""
     plan, train = run["plan"], run["train"]
     rows = [
@@ -183,7 +160,7 @@ def estimates(run: ReportedRun) -> EstimatesView:
         _estimate(plan, "time", "seconds", duration, train.figure(duration, "seconds")),
         _estimate(plan, "cost", "cost_usd", dollars, _cost(run)),
     ]
-    parts: list[EstimatePartView] = [
+    parts: list[views.EstimatePartView] = [
         {
             "what": f"{quantity}: {part['name']}",
             "low": plan.figure(text_of, "estimates", key, i, "low"),
@@ -196,7 +173,9 @@ def estimates(run: ReportedRun) -> EstimatesView:
     return {"rows": rows, "parts": parts}
 
 
-def _estimate(plan: Record, quantity: str, key: str, text_of: Callable[[Any], str], actual: Figure) -> EstimateRow:
+def _estimate(
+    plan: Record, quantity: str, key: str, text_of: Callable[[Any], str], actual: Figure
+) -> views.EstimateRow:
     low, high = (plan.figure(text_of, "estimates", key, end) for end in ("low", "high"))
     complete = None not in (low.value, high.value, actual.value)
     return {
@@ -226,7 +205,7 @@ def _cost(run: ReportedRun) -> Figure:
     return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
 
 
-def decision(run: ReportedRun) -> DecisionView:
+def decision(run: ReportedRun) -> views.DecisionView:
     """Where the plan trains, and every derived value with its reason."""
     plan = run["plan"]
     return {
@@ -240,7 +219,7 @@ def decision(run: ReportedRun) -> DecisionView:
     }
 
 
-def data(run: ReportedRun) -> DataView | None:
+def data(run: ReportedRun) -> views.DataView | None:
     """The number of rows and tokens that were fed, and one row as it was fed."""
     train = run["train"]
     if not train:
@@ -259,16 +238,16 @@ def data(run: ReportedRun) -> DataView | None:
     return {"rows": rows, "notes": notes, "example": marked(train.get("example", default=""))}
 
 
-def differences(runs: list[ReportedRun]) -> list[DifferenceView]:
+def differences(runs: list[ReportedRun]) -> list[views.DifferenceView]:
     """Fields of recipe, fingerprints and placement in which the runs differ."""
-    views: list[DifferenceView] = []
+    differing: list[views.DifferenceView] = []
     for part in ("recipe", "fingerprints", "placement"):
         names = dict.fromkeys(key for run in runs for key in run["plan"].get(part, default={}))
         for name in names:
             cells = [run["plan"].figure(number, part, name, unknown="none") for run in runs]
             if len({repr(cell.value) for cell in cells}) > 1:
-                views.append({"part": part, "name": name, "cells": cells})
-    return views
+                differing.append({"part": part, "name": name, "cells": cells})
+    return differing
 
 
 def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int], list[float | None]]:
@@ -295,7 +274,7 @@ def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
     return sorted(indices)
 
 
-def steps(metrics: list[StepLine]) -> StepsView:
+def steps(metrics: list[StepLine]) -> views.StepsView:
     """The figures behind the curves: every step, or every n-th step and the last."""
     every = -(-len(metrics) // MOST_ROWS) or 1
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
