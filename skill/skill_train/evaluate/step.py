@@ -30,17 +30,6 @@ from skill_train.model.sidecar_files import model_digests
 from skill_train.program.chat.labels import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
 from skill_train.run import evaluate_record, records
-from skill_train.run.evaluate_record import (
-    AnsweredRow,
-    Evaluation,
-    EvaluationInputs,
-    EvaluationOptions,
-    ModelFigures,
-    ModelInputs,
-    can_be_asked,
-    rows_digest,
-    spread,
-)
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
 
@@ -73,7 +62,7 @@ class EvaluateRequest:
     record: Path
 
 
-def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResult[Evaluation]:
+def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResult[evaluate_record.Evaluation]:
     """The measurement, as written to `record`. One with the same inputs, options and versions is reused.
 
     Raises:
@@ -82,12 +71,12 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
         VerificationFailed: llama.cpp refuses a file.
     """
     started = time.monotonic()
-    rows = spread(_askable(request, warn), request.most_rows)
+    rows = evaluate_record.spread(_askable(request, warn), request.most_rows)
     scoring, context = request.scoring, context_length(read_config(request.tokenizer_of))
     row_questions = questions(rows, loss_on=request.loss_on, room=_room(scoring), context=context)
     _warn(row_questions, request.loss_on, warn)
     inputs, installed = _inputs(request.models, rows, scoring), versions(*_VERSIONS)
-    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=request.backend)
+    options = evaluate_record.EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=request.backend)
     if request.record.is_file():
         earlier = evaluate_record.read(request.record)
         if (earlier.inputs, earlier.options, earlier.versions) == (inputs, options, installed):
@@ -105,7 +94,7 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
         ask(model, row_questions, progress=_model_progress(progress, n, request.models))
         for n, model in enumerate(request.models)
     ]
-    evaluation = Evaluation(
+    evaluation = evaluate_record.Evaluation(
         step=request.record.stem,
         inputs=inputs,
         options=options,
@@ -194,7 +183,7 @@ def _askable(request: EvaluateRequest, warn: Warn) -> list[Row]:
     Raises:
         UsageError: none is left, or a picture is not the one that was kept out of the training.
     """
-    rows = [row for row in request.rows if can_be_asked(row, request.loss_on)]
+    rows = [row for row in request.rows if evaluate_record.can_be_asked(row, request.loss_on)]
     left_out = len(request.rows) - len(rows)
     if left_out and not rows:
         raise UsageError(
@@ -269,10 +258,10 @@ def _model_progress(progress: Bar, number: int, models: list[Model]) -> Bar:
 
 def _answers(
     rows: list[Row], questions: list[Question], measured: list[ModelReplies], tokenizer: Any
-) -> list[AnsweredRow]:
+) -> list[evaluate_record.AnsweredRow]:
     able = [(row["line"], question) for row, question in zip(rows, questions, strict=True) if question.prompt]
     return [
-        AnsweredRow(
+        evaluate_record.AnsweredRow(
             line=line,
             prompt=end_of(_asked_text(question, tokenizer), _LONGEST_TEXT),
             expected=str(tokenizer.decode(question.answer, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
@@ -289,7 +278,7 @@ def end_of(text: str, most: int) -> str:
     return text if len(text) <= most else "…" + text[1 - most :]
 
 
-def blind(models: list[ModelFigures], base: Path) -> str:
+def blind(models: list[evaluate_record.ModelFigures], base: Path) -> str:
     """A sentence that names the models that are worse than blind guessing; empty if there are none.
 
     Blind guessing gives every token the same chance, so its perplexity is the size of the vocabulary.
@@ -303,16 +292,16 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
+def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> evaluate_record.EvaluationInputs:
     folders = {model.path: model.name for model in reversed(models)}
-    read: dict[str, ModelInputs] = {}
+    read: dict[str, evaluate_record.ModelInputs] = {}
     for model in models:
         same, adapter = folders[model.path], model.adapter or model.merged
         content = _content(model.path) if same == model.name else f"the folder of {same}"
         if model.projector is not None and isinstance(content, dict):
             content["projector"] = file_digest(model.projector)
-        read[model.name] = ModelInputs(content, digests(adapter) if adapter else None)
-    return EvaluationInputs(models=read, rows=rows_digest(rows), scorer=scoring.digest)
+        read[model.name] = evaluate_record.ModelInputs(content, digests(adapter) if adapter else None)
+    return evaluate_record.EvaluationInputs(models=read, rows=evaluate_record.rows_digest(rows), scorer=scoring.digest)
 
 
 def _content(path: Path) -> dict[str, int | str | FileDigest]:
