@@ -12,20 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.units import dollars
+from skill_train.report import views
 from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.pairs import checks_of, verdict_of_pair, worst
 from skill_train.report.quality import measured
-from skill_train.report.views import (
-    CheckView,
-    CloudView,
-    FileView,
-    JobView,
-    MissingPart,
-    ProgramView,
-    ProofView,
-    ReproduceView,
-    RunItView,
-)
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.cloud_record import continue_words
 from skill_train.run.export_record import ExportedFile
@@ -34,7 +24,7 @@ from skill_train.run.verify_record import Check
 Shown = Callable[[Any], str]
 
 
-def missing(run: ReportedRun) -> list[MissingPart]:
+def missing(run: ReportedRun) -> list[views.MissingPart]:
     """Each part without a record, and the command that makes it."""
     steps = (
         ("train", "trained", continue_words(run.cloud, run.backend)),
@@ -58,12 +48,12 @@ def quant_of(run: ReportedRun, file: str) -> str:
     return str(run[step].get("outputs", name, "quant", default=file)) if step else file
 
 
-def proof(run: ReportedRun) -> ProofView | None:
+def proof(run: ReportedRun) -> views.ProofView | None:
     """The proof: a table with a row a check and a column a file, and each check with figure, threshold and detail."""
     if run.proof is None:
         return None
     verify, files = run["verify"], list(run.proof.inputs.ggufs)
-    checks: list[CheckView] = [
+    checks: list[views.CheckView] = [
         {
             "name": check.name,
             "file": check.file,
@@ -85,13 +75,13 @@ def proof(run: ReportedRun) -> ProofView | None:
     }
 
 
-def files(run: ReportedRun) -> list[FileView]:
+def files(run: ReportedRun) -> list[views.FileView]:
     """Each exported file with its size, distance to the trained model, speed and verdict; the largest first."""
     views = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(views, key=lambda file: -(file["bytes"].value or 0))
 
 
-def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
+def _file(run: ReportedRun, file: str, step: str, name: str) -> views.FileView:
     verify = run["verify"]
     own = checks_of(run, file)
     logits = next((i for i, check in own if check.name == "logits"), "none")
@@ -150,7 +140,7 @@ def smallest(run: ReportedRun) -> list[Figure]:
     return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
 
 
-def run_it(run: ReportedRun) -> RunItView | None:
+def run_it(run: ReportedRun) -> views.RunItView | None:
     """The commands that run the smallest file that passed, with its projector if there is one. Paths are relative to
     the run's folder."""
     listed = files(run)
@@ -171,12 +161,12 @@ def run_it(run: ReportedRun) -> RunItView | None:
     }
 
 
-def _to_run(run: ReportedRun, file: FileView) -> str:
+def _to_run(run: ReportedRun, file: views.FileView) -> str:
     """The verdict of all that runs: of the file, or of the pair."""
     return verdict_of_pair(run, file["file"]) or file["verdict"]
 
 
-def _commands(name: str, path: str) -> list[ProgramView]:
+def _commands(name: str, path: str) -> list[views.ProgramView]:
     """The commands for each program.
 
     `lms import` moves the file unless `--copy` is given (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08). The
@@ -201,7 +191,7 @@ def _commands(name: str, path: str) -> list[ProgramView]:
     ]
 
 
-def _commands_of_pair(name: str, path: str, projector: str) -> list[ProgramView]:
+def _commands_of_pair(name: str, path: str, projector: str) -> list[views.ProgramView]:
     """The commands that load both files, as references/vision.md has them."""
     both = f"-m {path} --mmproj {projector}"
     return [
@@ -223,12 +213,12 @@ def _commands_of_pair(name: str, path: str, projector: str) -> list[ProgramView]
     ]
 
 
-def cloud(run: ReportedRun) -> CloudView | None:
+def cloud(run: ReportedRun) -> views.CloudView | None:
     """The jobs of a run in the cloud: their ids, ends, machines and costs, and where their results are kept."""
     if run.cloud is None:
         return None
     record = run["cloud"]
-    jobs: list[JobView] = [
+    jobs: list[views.JobView] = [
         {
             "number": record.figure(number, "jobs", i, "number"),
             "state": job.stage or job.state,
@@ -257,7 +247,7 @@ def versions(run: ReportedRun) -> list[tuple[str, Figure]]:
     return [(name, figure) for name, figure in figures.items() if figure.value is not None]
 
 
-def reproduce(run: ReportedRun) -> ReproduceView:
+def reproduce(run: ReportedRun) -> views.ReproduceView:
     """The commands that repeat this run from its recipe, and the fingerprints that show whether the inputs are the
     same."""
     plan = run["plan"]
