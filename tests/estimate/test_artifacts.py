@@ -164,7 +164,7 @@ def test_every_type_has_the_size_that_llama_cpp_gives_it(name: str, tmp_path: Pa
     """Untied and tied, and rows of 896 weights, which no block of 256 divides. Without the tokenizer's bytes."""
     model = shapes.empty_gguf(name, tmp_path / "f16.gguf")
     types = quantization_types()
-    sizes = run_worker(WORKER, {"source": str(tmp_path / "f16.gguf"), "types": types, "out": "", "threads": 1}, dict)
+    sizes = run_worker(WORKER, {"source": str(tmp_path / "f16.gguf"), "types": types, "out": ""}, dict)
     assert set(types) == set(BITS) and model.vocab_size is not None
     tokenizer = min(12e6, 64 * model.vocab_size + 0.1e6)
     for quant, plan in sizes.items():

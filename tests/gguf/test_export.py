@@ -68,7 +68,6 @@ def quantized(
             record=root / "quantize.json",
             name="model",
             quants=quants,
-            threads=1,
         ),
         progress=quiet,
         warn=warn if warn is not None else Warnings(),
@@ -201,7 +200,7 @@ def test_a_type_that_the_source_has_already_makes_no_file(exported: Path) -> Non
 
 
 def dry_run(source: Path, types: dict[str, int]) -> dict[str, Any]:
-    return quantize.run_worker(quantize.WORKER, {"source": str(source), "types": types, "out": "", "threads": 1}, dict)
+    return quantize.run_worker(quantize.WORKER, {"source": str(source), "types": types, "out": ""}, dict)
 
 
 def test_every_type_can_be_made_or_is_refused_before_anything_runs(exported: Path) -> None:
@@ -342,7 +341,7 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
         "root = Path(sys.argv[1])\n"
         "bar = lambda done, total, text: 'q3_k_l' in text and 'asking' not in text and print('writing', flush=True)\n"
         "asked = quantize.QuantizeRequest(source=root/'gguf/model-f16.gguf', out=root/'gguf',"
-        " record=root/'quantize.json', name='model', quants=['q3_k_l'], threads=1)\n"
+        " record=root/'quantize.json', name='model', quants=['q3_k_l'])\n"
         "quantize.quantize(asked, progress=bar, warn=print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE, text=True) as process:

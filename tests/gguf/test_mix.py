@@ -182,7 +182,7 @@ def test_one_matrix_rounded_in_memory_is_the_file_with_that_matrix_rounded(root:
     }
     source, name = root / "gguf" / "model-f16.gguf", "blk.1.ffn_down.weight"
     everything = dict.fromkeys(made(root, mix.MixTarget(most_bytes=9000000))[2].types, "f16")
-    job = {"source": str(source), "types": {"q4_k_m": 15}, "out": str(tmp_path / "one.gguf"), "threads": 0,
+    job = {"source": str(source), "types": {"q4_k_m": 15}, "out": str(tmp_path / "one.gguf"),
            "matrix": str(root / "imatrix.gguf"), "tensor_types": everything | {name: "q4_k"}}  # fmt: skip
     quantize.run_worker(quantize.WORKER, job, object)
     assert [tensor for tensor, kind in kinds_in(tmp_path / "one.gguf").items() if kind == "q4_k"] == [name]

@@ -201,7 +201,7 @@ def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> Quantized
 def quantizable(gguf: GgufFile) -> dict[str, int]:
     """The weights of each matrix that llama.cpp would round, by its own dry run. All are named in the mix: llama.cpp
     counts the ones that it chooses a type for itself, and a partial list would shift its count."""
-    plan = dry_run({"source": str(gguf.path), "types": {"q8_0": 7}, "out": "", "threads": 1})["q8_0"]
+    plan = dry_run({"source": str(gguf.path), "types": {"q8_0": 7}, "out": ""})["q8_0"]
     return {name: gguf.tensors[name].elements for name in plan["targets"]}
 
 

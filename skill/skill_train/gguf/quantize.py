@@ -56,7 +56,6 @@ class QuantizeRequest:
     Attributes:
         source: an unquantized GGUF file.
         quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
-        threads: 0 lets llama.cpp use all.
         matrix: an importance matrix for the types that take one.
         mixes: types of their own by the name that stands in the file's name.
         without_matrix: a file that was made with one is not reused.
@@ -67,7 +66,6 @@ class QuantizeRequest:
     record: Path
     name: str
     quants: list[str]
-    threads: int = 0
     matrix: Matrix | None = None
     without_matrix: bool = False
     mixes: dict[str, Mix] = field(default_factory=dict)
@@ -143,7 +141,7 @@ def _types(request: QuantizeRequest) -> dict[str, int]:
 
 
 def _job(request: QuantizeRequest, types: dict[str, int]) -> QuantizeJob:
-    job: QuantizeJob = {"source": str(request.source), "types": types, "out": "", "threads": request.threads}
+    job: QuantizeJob = {"source": str(request.source), "types": types, "out": ""}
     mix = request.mixes.get(next(iter(types)))
     if mix is None:
         return job

@@ -41,7 +41,6 @@ class QuantizeJob(TypedDict):
 
     Attributes:
         types: llama.cpp's number of each type by its name.
-        threads: 0 for all.
         matrix: the file of an importance matrix.
         tensor_types: the type of every matrix by its name, in place of llama.cpp's own choice.
         metadata: texts and whole numbers that the file is to state.
@@ -50,7 +49,6 @@ class QuantizeJob(TypedDict):
     source: str
     types: dict[str, int]
     out: str
-    threads: int
     matrix: NotRequired[str]
     tensor_types: NotRequired[dict[str, str]]
     metadata: NotRequired[dict[str, str]]
@@ -128,7 +126,6 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
     api.llama_log_set(callback, ctypes.c_void_p(0))
     parameters = api.llama_model_quantize_default_params()
     parameters.ftype = number
-    parameters.nthread = job["threads"]
     parameters.dry_run = not job["out"]
     parameters.max_buf_size = _BUFFER_BYTES
     stated: dict[str, str | int] = dict(job.get("metadata", {}))
