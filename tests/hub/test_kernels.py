@@ -28,8 +28,8 @@ LOADERS = {
     "gate, verify and evaluate": "from skill_train.reference import load as reference\n"
     "with reference.reference_model(Path(sys.argv[1])) as model:\n"
     "    print('loaded' if model.config._attn_implementation == 'eager' else model.config._attn_implementation)",
-    "names of a merge": "from skill_train.merge import with_peft as merge_peft\n"
-    "merge_peft.unknown_to_the_model(Path(sys.argv[1]), ['x']); print('loaded')",
+    "names of a merge": "from skill_train.reference.checkpoint_names import TEXT, empty_model\n"
+    "empty_model(Path(sys.argv[1]), TEXT); print('loaded')",
     "token counting": "from skill_train.recipe import fields as recipe\n"
     "from skill_train.data import count_tokens as token_count\n"
     "token_count._tokenizer(recipe.from_dict({'model': sys.argv[1], 'data': 'x'})); print('loaded')",

@@ -47,6 +47,7 @@ from skill_train.program.folders.base import add_stops
 from skill_train.program.model_files import INDEX
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
 from skill_train.reference.causal_types import causal_model_types, require_known_type
+from skill_train.reference.checkpoint_names import empty_model, unknown_parameters
 from skill_train.reference.load import NotLoaded
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
@@ -323,7 +324,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
         return MergePlan(), ["the adapter's names fit the checkpoint's in more than one way"]
     if not plan.unmatched:
         return plan, []
-    unknown = with_peft.unknown_to_the_model(base.folder, list(plan.unmatched), base.task)
+    unknown = unknown_parameters(empty_model(base.folder, base.task), plan.unmatched)
     if unknown:
         raise UsageError(
             f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from skill_train.core.errors import VerificationFailed
 from skill_train.model.weight_files import read_folder
 from skill_train.reference import load as reference
-from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_parameters
+from skill_train.reference.checkpoint_names import TEXT
 
 
 def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str = TEXT) -> dict[str, object]:
@@ -51,8 +51,3 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
             file.unlink()
     read_folder(part)
     return changed
-
-
-def unknown_to_the_model(base: Path, parameters: list[str], task: str = TEXT) -> list[str]:
-    """The parameter names that transformers' model of this config does not have. Allocates no weights."""
-    return unknown_parameters(empty_model(base, task), parameters)
