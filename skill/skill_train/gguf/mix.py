@@ -67,10 +67,6 @@ class Mix:
     texts: list[list[int]]
     origin: QuantizedFile
 
-    @property
-    def identity(self) -> str:
-        return identity(self.types)
-
 
 def identity(types: Mapping[str, str]) -> str:
     """Which mix it is: the same for the same types, whoever chose them."""

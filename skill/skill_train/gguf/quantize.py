@@ -25,7 +25,7 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, run_worker
 from skill_train.gguf.convert import refuse_existing
 from skill_train.gguf.importance import Matrix, require_same_matrix, takes_matrix
-from skill_train.gguf.mix import WORKER, Mix, dry_run, entry_of
+from skill_train.gguf.mix import WORKER, Mix, dry_run, entry_of, identity
 from skill_train.gguf.quality.distance import Judge, distance, judging
 from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
@@ -145,7 +145,7 @@ def _job(request: QuantizeRequest, types: dict[str, int]) -> QuantizeJob:
     mix = request.mixes.get(next(iter(types)))
     if mix is None:
         return job
-    return {**job, "tensor_types": mix.types, "metadata": {MIX_KEY: mix.identity}}
+    return {**job, "tensor_types": mix.types, "metadata": {MIX_KEY: identity(mix.types)}}
 
 
 def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
