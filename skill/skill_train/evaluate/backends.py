@@ -19,10 +19,10 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.core.worker import llama_cpp_folder, run_worker
 from skill_train.evaluate.pictures import (
-    PictureTensors,
     PictureTurns,
     RunPictures,
     ServerPrompts,
+    picture_tensors,
     plain_generation,
 )
 from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
@@ -32,6 +32,7 @@ from skill_train.llama.pictures import answers as picture_answers
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.machine.read import physical_cores
 from skill_train.model.foreign_files import require_sound
+from skill_train.program.pictures.tokens import Pictures
 from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
 _Item = TypeVar("_Item")
@@ -138,7 +139,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
     tokenizer = load_tokenizer(model.path)
     stops, inputs, read = stop_ids(model.path, tokenizer, model.adapter), None, None
     if model.pictures is not None:
-        inputs = PictureTensors(model.pictures, tokenizer)
+        inputs = model.pictures.read_by(tokenizer)
         read = partial(read_model, task="ImageTextToText")
     with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
@@ -255,7 +256,7 @@ def device_of(network: Any) -> str:
     return "cuda" if torch.cuda.mem_get_info()[0] > _ROOM * need else "cpu"
 
 
-def _loss(network: Any, question: Question, device: str, inputs: PictureTensors | None) -> float | None:
+def _loss(network: Any, question: Question, device: str, inputs: Pictures | None) -> float | None:
     """-log p summed over the trained tokens. Logits of other tokens are not computed if the architecture allows
     that."""
     import torch
@@ -263,7 +264,7 @@ def _loss(network: Any, question: Question, device: str, inputs: PictureTensors 
     ids = torch.tensor(question.ids, device=device)
     before = torch.tensor([position - 1 for position in question.trained], device=device)
     selection = {"logits_to_keep": before} if network._supports_logits_to_keep() else {}
-    pictures = {} if inputs is None else inputs.tensors(question.turns, ids[None])
+    pictures = {} if inputs is None else picture_tensors(inputs, question.turns, ids[None])
     with torch.no_grad():
         logits = network(input_ids=ids[None], use_cache=False, **selection, **pictures).logits[0].float()
     rows = logits if selection else logits[before]
@@ -286,14 +287,12 @@ def _groups(questions: list[Question], *, alone: bool) -> list[list[int]]:
     return groups
 
 
-def _answered(
-    network: Any, questions: list[Question], stops: set[int], inputs: PictureTensors | None
-) -> list[list[int]]:
+def _answered(network: Any, questions: list[Question], stops: set[int], inputs: Pictures | None) -> list[list[int]]:
     """The greedy answers to prompts of one length."""
     import torch
 
     ids = torch.tensor([question.prompt for question in questions], device=network.device)
-    pictures = {} if inputs is None else inputs.tensors(questions[0].turns, ids)
+    pictures = {} if inputs is None else picture_tensors(inputs, questions[0].turns, ids)
     generated = generate(network, ids, max(question.most for question in questions), stops, **pictures)
     answers: list[list[int]] = generated[:, ids.shape[1] :].tolist()
     return [_until_stop(answer[: question.most], stops) for answer, question in zip(answers, questions, strict=True)]

@@ -102,21 +102,15 @@ def require_pictures(rows: list[Row], folder: Path) -> None:
                 )
 
 
-class PictureTensors:
-    """What a model of transformers takes beside the ids of a row."""
+def picture_tensors(pictures: Pictures, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
+    """What a model of transformers takes beside the ids of a row, by the names of its inputs.
 
-    def __init__(self, pictures: RunPictures, tokenizer: Any) -> None:
-        self.pictures = pictures.read_by(tokenizer)
-
-    def tensors(self, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
-        """By the names of the model's inputs. ids: [1, tokens]; a tensor on the device of the model."""
-        images = (
-            self.pictures.read({"images": turns.images, "image_sha256": turns.image_sha256})
-            if turns is not None
-            else []
-        )
-        tensors = {name: value.to(ids.device) for name, value in self.pictures.tensors([images]).items()}
-        return tensors | self.pictures.token_types(ids)
+    Args:
+        ids: [1, tokens]; a tensor on the device of the model.
+    """
+    images = [] if turns is None else pictures.read({"images": turns.images, "image_sha256": turns.image_sha256})
+    tensors = {name: value.to(ids.device) for name, value in pictures.tensors([images]).items()}
+    return tensors | pictures.token_types(ids)
 
 
 @contextmanager

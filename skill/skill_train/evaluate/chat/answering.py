@@ -13,7 +13,7 @@ from typing import Any
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, device_of, generate
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
-from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
+from skill_train.evaluate.pictures import PictureTurns, picture_tensors, plain_generation
 from skill_train.facts import JsonObject
 from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
@@ -177,15 +177,15 @@ class _FolderAnswering:
         if self.model.pictures is None:
             return self.prompts.ids(self.prompts.text(messages)), None
         folder = self.model.pictures.folder
-        reader = PictureTensors(self.model.pictures, self.prompts.tokenizer)
-        _require_no_marks(messages, (reader.pictures.mark, *reader.pictures.places))
-        by_template = reader.pictures.engine is None and not self.settings.raw  # it writes the mark of each picture
-        marked = messages if by_template else with_markers(messages, reader.pictures.mark)
+        reader = self.model.pictures.read_by(self.prompts.tokenizer)
+        _require_no_marks(messages, (reader.mark, *reader.places))
+        by_template = reader.engine is None and not self.settings.raw  # it writes the mark of each picture
+        marked = messages if by_template else with_markers(messages, reader.mark)
         text = self.prompts.text(marked)
         sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
-        fed, _ = reader.pictures.expanded(text, sizes)
+        fed, _ = reader.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
-        return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+        return self.prompts.ids(fed), partial(picture_tensors, reader, turns if images else None)
 
 
 Answering = _GgufAnswering | _FolderAnswering  # a loaded model; its `device` is `cpu` or `gpu`
