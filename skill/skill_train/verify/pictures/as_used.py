@@ -6,7 +6,6 @@ pixels may answer worse, and the figures say by how much. One that was trained o
 from __future__ import annotations
 
 import math
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from skill_train.llama.logit_distance import finite
@@ -14,6 +13,7 @@ from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.program.pictures.engine import ENGINE_VERSION
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import parting_place
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits
 
@@ -120,8 +120,7 @@ def _divergences(
     Args:
         logits: for the text behind the picture, with the model's own pixels.
     """
-    pairs = zip(reversed(reference.following), reversed(answer.following), strict=False)
-    count = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    count = parting_place(reference.following[::-1], answer.following[::-1])
     first, other = len(logits) - count, len(answer.logits) - count
     return divergences(logits[first:], answer.logits[other:], measured.vocabulary)
 
