@@ -33,7 +33,6 @@ class Llama:
     """A loaded model and its context. `tokens` is the size of its vocabulary."""
 
     api: Any
-    model: Any
     vocab: Any
     context: Any
     tokens: int
@@ -145,7 +144,7 @@ def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None =
     """
     with loaded_model(path) as file, in_context(file, context_tokens=context_tokens, threads=threads) as llama:
         if lora is not None:
-            _add_adapter(llama.api, llama.model, llama.context, lora, file.lines)
+            _add_adapter(file, llama.context, lora)
         yield llama
 
 
@@ -271,19 +270,17 @@ def _opened(file: LoadedFile, parameters: Any) -> Iterator[Llama]:
         raise refused(file.path, file.lines, gpu=file.gpu)
     vocab = api.llama_model_get_vocab(file.model)
     try:
-        yield Llama(api, file.model, vocab, context, api.llama_vocab_n_tokens(vocab))
+        yield Llama(api, vocab, context, api.llama_vocab_n_tokens(vocab))
     finally:
         api.llama_free(context)
 
 
-def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tuple[int, str]]) -> None:
+def _add_adapter(file: LoadedFile, context: Any, lora: Path) -> None:
     """Loads an adapter, which is freed with the model."""
-    adapter = api.llama_adapter_lora_init(model, str(lora).encode())
-    if not adapter:
-        raise refused(lora, lines)
-    adapters = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
-    if api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
-        raise refused(lora, lines)
+    adapter = file.api.llama_adapter_lora_init(file.model, str(lora).encode())
+    adapters = (file.api.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if not adapter or file.api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        raise refused(lora, file.lines)
 
 
 @contextlib.contextmanager
