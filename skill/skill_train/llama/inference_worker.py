@@ -106,18 +106,12 @@ def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | 
                 figures.append(compare_logits(tuned[rows, :columns], other, following))
                 if trained is not None:
                     to_trained.append(compare_logits(trained[rows, :columns], other, following))
-                shares += _shares(tuned, base, other, rows, job.base_rows)
+                if base is not None and rows.stop <= job.base_rows:
+                    shares.append(compare_change(tuned[rows, :columns], base[rows, :columns], other))
     distance = summarize(join(figures)) if figures else None
     # Without a rounded merge in between, the file was made from the trained model itself.
     to = summarize(join(to_trained)) if to_trained else distance
     return distance, to["mean_kl"] if to else None, summarize_change(shares) if shares else None
-
-
-def _shares(tuned: Any, base: Any, other: Any, rows: slice, base_rows: int) -> list[ShareFigures]:
-    if base is None or rows.stop > base_rows:
-        return []
-    columns = slice(0, other.shape[1])
-    return [compare_change(tuned[rows, columns], base[rows, columns], other)]
 
 
 def _rows(file: str | None, vocabulary: int | None) -> Any:

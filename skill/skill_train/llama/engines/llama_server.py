@@ -89,7 +89,8 @@ def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer
         request["tools"] = conversation.tools
     try:
         prompt = post(f"{url}/apply-template", request, _Template).prompt.replace(marker, MARKER)
-        ids = None if question.pictures else _ids(url, prompt)
+        whole = {"content": prompt, "add_special": True, "parse_special": True}
+        ids = None if question.pictures else post(f"{url}/tokenize", whole, _Tokens).tokens
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
     greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
@@ -125,11 +126,6 @@ def _openai_part(part: Any, pictures: Iterator[bytes]) -> Any:
         return part
     content = base64.b64encode(next(pictures)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
-
-
-def _ids(url: str, prompt: str) -> list[int]:
-    """Raises what `post` raises."""
-    return post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True}, _Tokens).tokens
 
 
 def _tokens(choice: WrittenChoice) -> list[int] | None:

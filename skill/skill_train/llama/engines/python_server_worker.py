@@ -39,7 +39,8 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     bound = _bound(job)  # before the file is loaded, which takes long
     api, gpu = bindings(), uses_gpu(job.device)
     with captured_log(api) as lines:
-        if _has_amx(api):  # llama-cpp-python 0.3.36 segfaults there when it repacks quantized weights
+        # llama-cpp-python 0.3.36 segfaults there when it repacks quantized weights.
+        if b"AMX_INT8 = 1" in api.llama_print_system_info():
             _switch_off("llama_model_default_params", "use_extra_bufts")
         import jinja2
 
@@ -227,10 +228,6 @@ def _report(llama: Any, send: Send) -> None:
             send({"prompt_ids": [int(token) for token in tokens], "answer_ids": answer})
 
     llama.generate = reported
-
-
-def _has_amx(api: Any) -> bool:
-    return b"AMX_INT8 = 1" in api.llama_print_system_info()
 
 
 def _switch_off(defaults: str, field: str) -> None:
