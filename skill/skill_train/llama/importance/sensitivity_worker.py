@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.importance.file import ImportanceMatrix, read_matrix, shape_of
 from skill_train.llama.importance.nodes import Nodes, weight_name
 from skill_train.llama.llama_cpp import Llama, bindings, ggml, in_context, loaded_model
@@ -189,11 +189,16 @@ def _measure(
     gguf: GgufFile, trial: TypeTrial, place: tuple[Nodes, int], rounder: Rounder, reference: Reference
 ) -> float:
     """Rounds the matrix, measures, and puts the weights of the file back."""
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
     nodes, pointer = place
     tensor = gguf.tensors[trial.tensor]
-    stored = _stored(gguf.path, tensor)
-    rounded = rounder.rounded(trial.tensor, _floats(stored, tensor), trial.kind)
-    _write_values(nodes, pointer, _as_stored(rounded, tensor.kind))
+    kind = GGMLQuantizationType[tensor.kind]
+    stored = np.fromfile(gguf.path, dtype=np.uint8, count=tensor.n_bytes, offset=tensor.offset)
+    weights = dequantize(stored.reshape(1, -1), kind).reshape(shape_of(tensor)[0], tensor.shape[1], tensor.shape[0])
+    _write_values(nodes, pointer, quantize(rounder.rounded(trial.tensor, weights, trial.kind), kind))
     try:
         return reference.distance()
     finally:
@@ -202,30 +207,6 @@ def _measure(
 
 def _write_values(nodes: Nodes, pointer: int, values: np.ndarray) -> None:
     nodes.ggml.ggml_backend_tensor_set(pointer, values.ctypes.data, 0, values.nbytes)
-
-
-def _stored(path: Path, tensor: Tensor) -> np.ndarray:
-    """The bytes of a tensor."""
-    import numpy as np
-
-    return np.fromfile(path, dtype=np.uint8, count=tensor.n_bytes, offset=tensor.offset)
-
-
-def _floats(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """The weights [matrices, rows, columns] as float32."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    weights: np.ndarray = dequantize(stored.reshape(1, -1), GGMLQuantizationType[tensor.kind])
-    return weights.reshape(shape_of(tensor)[0], tensor.shape[1], tensor.shape[0])
-
-
-def _as_stored(weights: np.ndarray, kind: str) -> np.ndarray:
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    stored: np.ndarray = quantize(weights, GGMLQuantizationType[kind])
-    return stored
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
