@@ -14,7 +14,7 @@ from typing import Any
 from skill_train.core.units import dollars
 from skill_train.report import views
 from skill_train.report.figure import Figure, ReportedRun
-from skill_train.report.pairs import checks_of, verdict_of_pair, worst
+from skill_train.report.pairs import checks_of, verdict_to_run, worst
 from skill_train.report.quality import measured
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.cloud_record import continue_words
@@ -133,7 +133,7 @@ def _to_trained(checks: list[Check]) -> str:
 
 def smallest(run: ReportedRun) -> list[Figure]:
     """Type and size of the smallest file that passes its checks, and whose projector does if there is one."""
-    passing = [file for file in files(run) if _to_run(run, file) == "pass"]
+    passing = [file for file in files(run) if verdict_to_run(run, file) == "pass"]
     if not passing:
         return [Figure("none yet")]
     step, name = run.exported()[passing[-1]["file"]]
@@ -146,7 +146,7 @@ def run_it(run: ReportedRun) -> views.RunItView | None:
     listed = files(run)
     if not listed:
         return None
-    passed = [file for file in listed if _to_run(run, file) in ("pass", "warn")]
+    passed = [file for file in listed if verdict_to_run(run, file) in ("pass", "warn")]
     chosen = (passed or listed)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
     path = shlex.quote(chosen["path"])
@@ -155,15 +155,10 @@ def run_it(run: ReportedRun) -> views.RunItView | None:
         "file": chosen["file"],
         "projector": projector,
         "quant": chosen["quant"],
-        "verdict": _to_run(run, chosen),
+        "verdict": verdict_to_run(run, chosen),
         "commands": _commands(name, path) if projector is None else _commands_of_pair(name, path, where),
         "modelfile": run.texts.get("Modelfile"),
     }
-
-
-def _to_run(run: ReportedRun, file: views.FileView) -> str:
-    """The verdict of all that runs: of the file, or of the pair."""
-    return verdict_of_pair(run, file["file"]) or file["verdict"]
 
 
 def _commands(name: str, path: str) -> list[views.ProgramView]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skill_train.report.figure import ReportedRun
-from skill_train.report.views import PairView
+from skill_train.report.views import FileView, PairView
 from skill_train.report.words import size
 from skill_train.run.verify_record import Check
 
@@ -34,9 +34,9 @@ def no_projector(run: ReportedRun) -> str:
     return f"The model was trained on pictures, and these files read text only: {run.command('export-gguf')}"
 
 
-def verdict_of_pair(run: ReportedRun, file: str) -> str | None:
-    """The verdict of a language model and its projector together; None without a projector."""
-    return worst([pair["verdict"] for pair in _pair(run, file)]) if run.projectors() else None
+def verdict_to_run(run: ReportedRun, file: FileView) -> str:
+    """The verdict of all that runs: of the file, or of the file and its projector together."""
+    return worst([pair["verdict"] for pair in _pair(run, file["file"])]) if run.projectors() else file["verdict"]
 
 
 def _pair(run: ReportedRun, file: str) -> list[PairView]:
