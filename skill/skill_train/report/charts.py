@@ -129,7 +129,7 @@ def bars(name: str, title: str, unit: str, rows: Sequence[Amount]) -> str | None
                 axis.plot([row.value], [place], "o", markersize=7, color=_colour(row.colour))
             else:
                 axis.barh([place], [row.value], height=0.6, color=_colour(row.colour))
-        axis.set_yticks(list(places), [_label(row.label) for row in drawn])
+        axis.set_yticks(list(places), [re.sub(r"[^\w.+-]", "?", row.label)[:16] for row in drawn])
         axis.set_ylim(0.4, len(drawn) + 0.6)
         axis.set_xlabel(f"{unit} (log)" if log else unit)
         return _svg(figure, name, title)
@@ -162,10 +162,6 @@ def _log(axes: Any, which: str, values: Sequence[float | None]) -> bool:
         scaled.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         scaled.set_minor_formatter(NullFormatter())
     return log
-
-
-def _label(text: str) -> str:
-    return re.sub(r"[^\w.+-]", "?", text)[:16]
 
 
 def _colour(number: int) -> str:

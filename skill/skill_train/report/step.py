@@ -25,11 +25,11 @@ from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.artifacts import missing
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.demo_record import Demo
-from skill_train.report.figure import Figure, ReportedRun
+from skill_train.report.figure import ReportedRun
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, run_view
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
-from skill_train.report.views import ChartView, MissingPart, Overview, RunView, SameView, SharedView
+from skill_train.report.views import ChartView, MissingPart, RunView, SameView, SharedView
 from skill_train.report.words import placeless
 from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record
 from skill_train.run.begun import require_trained_recipe
@@ -88,9 +88,9 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
             dataclasses.replace(reported, pictures=shown_pictures(run, reported.evaluation, room))
             for run, reported in zip(runs, read, strict=True)
         ]
-        views = [run_view(run) for run in read]
+        views, overviews = [run_view(run) for run in read], [overview(run) for run in read]
         shared: SharedView = {
-            "overview": _columns_of([overview(run) for run in read]),
+            "overview": [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)],
             "differences": differences(read),
             "same": _same_run_views(runs, [run.name for run in read]),
             "curves": _curves(read),
@@ -210,10 +210,6 @@ def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
     paths = (Path(recipe.model), Path(recipe.data), run.path.resolve(), Path.cwd(), Path.home())
     absolute = [path for path in paths if path.is_absolute()]
     return [str(place) for path in absolute for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
-
-
-def _columns_of(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
-    return [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)]
 
 
 def _curves(runs: list[ReportedRun]) -> list[ChartView]:
