@@ -67,7 +67,8 @@ def _load(file: Path, source: bytes) -> Callable[..., Any]:
         raise _bad(file, "cannot be loaded", _error_with_line(error, file)) from error
     score = module.__dict__.get("score")
     if not callable(score):
-        raise _bad(file, "has no function called score", ", ".join(_functions(module)) or "no function")
+        functions = [name for name, value in module.__dict__.items() if callable(value) and not name.startswith("_")]
+        raise _bad(file, "has no function called score", ", ".join(functions[:8]) or "no function")
     with contextlib.suppress(TypeError, ValueError):  # native code tells no names
         names = list(inspect.signature(score).parameters)
         if any(name in _TEXTS and name != text for name, text in zip(names, _TEXTS, strict=False)):
@@ -86,10 +87,6 @@ def _score(score: Callable[..., Any], row: Reply, number: int, file: str) -> flo
         returned = f"{value!r} ({type(value).__name__})"
         raise _bad(Path(file), f"returned no number for answer {number + 1}, {row['answer'][:80]!r}", returned[:200])
     return float(value)
-
-
-def _functions(module: Any) -> list[str]:
-    return [name for name, value in module.__dict__.items() if callable(value) and not name.startswith("_")][:8]
 
 
 def _error_with_line(error: BaseException, file: Path | str) -> str:

@@ -38,7 +38,10 @@ class VllmResult(msgspec.Struct, frozen=True):
 
 
 def run(job: VllmJob) -> VllmResult:
-    vllm = _vllm()
+    try:
+        import vllm
+    except ImportError:
+        raise not_installed() from None
     model = vllm.LLM(
         model=job.folder,
         dtype="float32",  # "auto" would compute in the stored type
@@ -72,14 +75,6 @@ def _answers(vllm: Any, model: Any, prompts: list[Prompt]) -> list[list[int]]:
     sampling = [vllm.SamplingParams(temperature=0.0, max_tokens=prompt.most, detokenize=False) for prompt in prompts]
     outputs = model.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], sampling, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def _vllm() -> Any:
-    try:
-        import vllm
-    except ImportError:
-        raise not_installed() from None
-    return vllm
 
 
 def not_installed() -> NotInstalled:
