@@ -171,8 +171,9 @@ def replayed(
 
 def _mix(gguf: GgufFile, types: dict[str, str], most: int | None, texts: RunTexts, origin: QuantizedFile) -> Mix:
     elements = {name: gguf.tensors[name].elements for name in types}
-    n_bytes = sum(mixing.bytes_of(elements[name], kind) for name, kind in types.items())
-    return Mix(types, _nominal(8 * n_bytes / sum(elements.values())), most, texts.compared, origin)
+    bits = 8 * sum(mixing.bytes_of(elements[name], kind) for name, kind in types.items()) / sum(elements.values())
+    nominal = next((kind for most_bits, kind in _NOMINAL if bits <= most_bits), "q8_0")
+    return Mix(types, nominal, most, texts.compared, origin)
 
 
 def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> QuantizedFile:
@@ -238,7 +239,3 @@ def _shortened(texts: list[list[int]], tokens: int) -> list[list[int]]:
         if sum(map(len, chosen)) < most:
             chosen.append(ids)
     return chosen
-
-
-def _nominal(bits: float) -> str:
-    return next((kind for most, kind in _NOMINAL if bits <= most), "q8_0")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from skill_train.gguf.quality.training_rows import GOLDEN, MOST_ROWS, RowsNotHere, training_rows
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.importance.collect import windows
 from skill_train.run.folder import RunDir
-from skill_train.run.train_record import FedRow, Row, read_fed_rows, read_rows
+from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
 
 FEWEST = 128  # tokens, of either kind: fewer say nothing about a matrix, or about a difference
 TRAINING, SAMPLES = "training rows", "samples.jsonl"
@@ -73,7 +73,8 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
     try:
         drawn, source, lacking = draw(training_rows(run)), TRAINING, ""
     except RowsNotHere as reason:
-        samples = _sample_rows(run, held_out)
+        numbers = {row["row"] for row in held_out}
+        samples = [row for row in read_rows(run.samples) if row["row"] not in numbers]
         pictured = sum(bool(row.get("images")) for row in samples)
         drawn, source = draw(row["input_ids"] for row in samples if not row.get("images")), SAMPLES
         lacking = f"{reason}; {pictured} of {len(samples)} rows of {SAMPLES} have some" if pictured else str(reason)
@@ -93,11 +94,6 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
 def _first_token(model: GgufFile) -> int | None:
     token = model.metadata.get("tokenizer.ggml.bos_token_id")
     return token if isinstance(token, int) else None
-
-
-def _sample_rows(run: RunDir, held_out: list[FedRow]) -> list[Row]:
-    numbers = {row["row"] for row in held_out}
-    return [row for row in read_rows(run.samples) if row["row"] not in numbers]
 
 
 @dataclass
@@ -145,7 +141,7 @@ class _Draw:
                 later.append(others)
             if self._is_full:
                 return self
-        for window in _in_turns(later):
+        for window in filter(None, chain.from_iterable(zip_longest(*later))):  # first one of each row, then the next
             if self._is_new(window.ids):
                 self._add(window)
         return self
@@ -176,8 +172,3 @@ class _Window:
     part: _Part
     ids: tuple[int, ...]
     row: int
-
-
-def _in_turns(rows: list[list[_Window]]) -> Iterator[_Window]:
-    """The first window of each row, then the second of each."""
-    return (window for turn in zip_longest(*rows) for window in turn if window is not None)
