@@ -108,14 +108,6 @@ def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:
     return Check("types", name, "fail" if other else "pass", len(mix) - len(other), len(mix), detail, figures)
 
 
-def matrix_note(gguf: GgufFile) -> str:
-    """The importance matrix that the file says it was made with, as a half sentence; empty where it says none."""
-    file, data = (gguf.metadata.get(f"quantize.imatrix.{key}") for key in ("file", "dataset"))
-    return (
-        "" if file is None else f"; made with the importance matrix {file} of {data or 'data that it does not state'}"
-    )
-
-
 def name_type(path: Path) -> str | None:
     """The type that a file's name ends with, in lower case; None when it names none."""
     match = _TYPE_IN_NAME.search(path.name)

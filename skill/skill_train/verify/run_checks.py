@@ -282,7 +282,11 @@ def _judge_running(gguf: GgufFile, reference: MeasuredReference, run: _Run, find
 def _types(gguf: GgufFile, mix: dict[str, str] | None) -> Check:
     """The check of the types, which also says which importance matrix the file was made with."""
     check = check_header.check_types(gguf, mix)
-    return msgspec.structs.replace(check, detail=check.detail + check_header.matrix_note(gguf))
+    file, data = (gguf.metadata.get(f"quantize.imatrix.{key}") for key in ("file", "dataset"))
+    if file is None:
+        return check
+    note = f"made with the importance matrix {file} of {data or 'data that it does not state'}"
+    return msgspec.structs.replace(check, detail=f"{check.detail}; {note}")
 
 
 def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: ExportedFile | None) -> Limits:

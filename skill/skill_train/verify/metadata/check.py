@@ -163,8 +163,9 @@ def _missing(gguf: GgufFile, config: Stated) -> list[str]:
     if config.recurrent:
         return []
     faults, scaled = [], any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
+    rotates = bool(config.rope) and config("position_embedding_type") not in ("nope", "alibi")
     for key, without in _WITHOUT.items():
-        unread = (key.startswith("rope.") and not _rotates(config)) or (key.startswith("rope.scaling.") and not scaled)
+        unread = (key.startswith("rope.") and not rotates) or (key.startswith("rope.scaling.") and not scaled)
         if gguf.of_architecture(key) is not None or unread:
             continue
         in_config = expected(key, config, gguf)
@@ -185,10 +186,6 @@ def _deepseek_gating(gguf: GgufFile) -> int:
 def _original(config: Stated, gguf: GgufFile) -> Any:
     used = kind_of(config.rope) in ("yarn", "longrope", "su")
     return gguf.of_architecture("context_length") if used else config.rope.get("original_max_position_embeddings")
-
-
-def _rotates(config: Stated) -> bool:
-    return bool(config.rope) and config("position_embedding_type") not in ("nope", "alibi")
 
 
 def _vocabulary_size(gguf: GgufFile, config: Stated) -> list[str]:

@@ -220,10 +220,6 @@ def _pattern(config: Stated, gguf: GgufFile) -> Any:
     return config("sliding_window_pattern") or full
 
 
-def _recurrent_layers(config: Stated, _: GgufFile) -> Any:
-    return [kind == "linear_attention" for kind in config.layer_kinds] or None
-
-
 def _interval(config: Stated, gguf: GgufFile) -> Any:
     """llama.cpp reads this key only in files that do not list their recurrent layers."""
     if gguf.of_architecture("attention.recurrent_layers") is not None:
@@ -356,7 +352,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "expert_feed_forward_length": ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": _shared_width,
     "full_attention_interval": _interval,
-    "attention.recurrent_layers": _recurrent_layers,
+    "attention.recurrent_layers": lambda config, _: [kind == "linear_attention" for kind in config.layer_kinds] or None,
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
     "nextn_predict_layers": ("num_nextn_predict_layers",),

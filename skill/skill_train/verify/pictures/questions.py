@@ -38,7 +38,7 @@ def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
             continue
         seen.add(digests)
         otherwise = {why for image in images for why in decoded_otherwise(image, folder)}
-        messages = [_in_parts(message) for message in row["messages"]]
+        messages = [one | {"content": picture_parts(str(one.get("content", "")))} for one in row["messages"]]
         questions.append(PictureQuestion(messages, pictures, tuple(sorted(otherwise))))
     return questions
 
@@ -69,7 +69,3 @@ def drawn_questions() -> list[PictureQuestion]:
         ]
         questions.append(PictureQuestion(asked, [picture]))
     return questions
-
-
-def _in_parts(message: JsonObject) -> JsonObject:
-    return message | {"content": picture_parts(str(message.get("content", "")))}
