@@ -185,22 +185,14 @@ def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> 
 
 def _pictures(run: RunDir) -> Any:
     """What the projector of a vision model is judged by; None for a run of text."""
+    from skill_train.evaluate.pictures import pictures_of_run
     from skill_train.verify.step import PictureContext
 
-    recipe = plan_record.read(run.plan).recipe
-    if not recipe.images:
+    if not plan_record.read(run.plan).recipe.images:
         return None
     there = (run.merged / "config.json").is_file()
     return PictureContext(
-        {
-            "model": str(run.merged),
-            "revision": None,
-            "preprocess": recipe.preprocess,
-            "min_pixels": recipe.min_pixels,
-            "max_pixels": recipe.max_pixels,
-        }
-        if there
-        else None,
+        pictures_of_run(run, run.merged).image if there else None,
         images=run.path,
         why_not="" if there else f"the merged model that it was made of is gone: skill-train merge {quoted(run.path)}",
         expected="this model was trained on pictures, and no projector was exported: llama.cpp will read text only",

@@ -38,15 +38,18 @@ class RunPictures:
     min_pixels: int | None = None
     max_pixels: int | None = None
 
-    def read_by(self, tokenizer: Any) -> Pictures:
-        image: ImageModel = {
+    @property
+    def image(self) -> ImageModel:
+        return {
             "model": str(self.model),
             "revision": None,
             "preprocess": self.preprocess,
             "min_pixels": self.min_pixels,
             "max_pixels": self.max_pixels,
         }
-        return Pictures(image, tokenizer, self.folder)
+
+    def read_by(self, tokenizer: Any) -> Pictures:
+        return Pictures(self.image, tokenizer, self.folder)
 
 
 def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
