@@ -85,9 +85,18 @@ def export_lora(
     refuse_existing(request.file, request.record)
     require_writable(request.out)
     require_space(request.out, 2 * (request.adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
-    with whole_file(request.file) as part:
-        arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]
-        _run(request.toolchain, request.base, request.adapter, alpha, arguments, progress)
+    with (
+        whole_file(request.file) as part,
+        run_converter.without_code(request.base) as base,
+        run_converter.without_code(request.adapter, lora_alpha=alpha) as view,
+    ):
+        run_converter.run(
+            request.toolchain,
+            request.toolchain.lora_converter,
+            [str(view), "--base", str(base), "--outfile", str(part.resolve()), "--outtype", request.outtype],
+            model=request.adapter,
+            on_percent=lambda percent: progress(percent / 100, 1, "written"),
+        )
         tensors = len(read_gguf(part).tensors)
         output = exported_file(part, request.outtype)
         record = ExportRecord(
@@ -125,17 +134,6 @@ def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
             + ", ".join(f"alpha {alpha:g} in {module}" for alpha, module in sorted(_alphas(adapter).items()))
         )
     return reasons
-
-
-def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, arguments: list[str], progress: Bar) -> None:
-    with run_converter.without_code(base) as base_view, run_converter.without_code(adapter, lora_alpha=alpha) as view:
-        run_converter.run(
-            toolchain,
-            toolchain.lora_converter,
-            [str(view), "--base", str(base_view), *arguments],
-            model=adapter,
-            on_percent=lambda percent: progress(percent / 100, 1, "written"),
-        )
 
 
 def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:

@@ -86,15 +86,10 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
     require_writable(request.file.parent)
     require_memory(_WORK_BYTES, "computing the importance matrix")
     with whole_file(request.file) as part:
-        sha256 = next(iter(inputs.values()))["sha256"]
-        job = collect.job(
-            request.source,
-            request.texts.computed,
-            part,
-            dataset=_name(request.texts),
-            model=sha256,
-            data=request.texts.sha256,
-        )
+        sha256, texts = next(iter(inputs.values()))["sha256"], request.texts
+        # What it is computed of, for whoever has only the file.
+        dataset = f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
+        job = collect.job(request.source, texts.computed, part, dataset=dataset, model=sha256, data=texts.sha256)
         collected = collect.collect(job, progress)
         record = MatrixRecord(
             inputs=inputs,
@@ -115,11 +110,6 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
         request.record.unlink(missing_ok=True)  # an earlier one, which would describe the new file wrongly
     os.replace(note_of(request.file, request.record), request.record)
     return StepResult(record)
-
-
-def _name(texts: RunTexts) -> str:
-    """What a matrix is computed of, for whoever has only the file."""
-    return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
 
 
 def why_of(texts: RunTexts) -> str:

@@ -55,7 +55,10 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     Raises:
         UsageError: there is no such file or no such mix, or it is no JSON of names and types.
     """
-    content = _content(path)
+    try:
+        content = records.regular_bytes(path)
+    except OSError as error:
+        raise _no_mix(path, error.strerror or str(error)) from None
     document = _document(path, content)
     if "schema" in document:
         mix, types = _recorded(path, records.convert(document, ExportRecord, path), target)
@@ -105,13 +108,6 @@ def require_matrix(mix: MixFile, matrix: Matrix | None, source: Path) -> None:
             source,
             f"{_first_of(lacking)} cannot be {mix.types[lacking[0]]} without an importance matrix, and {none}",
         )
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return records.regular_bytes(path)
-    except OSError as error:
-        raise _no_mix(path, error.strerror or str(error)) from None
 
 
 def _document(path: Path, content: bytes) -> dict[str, Any]:
