@@ -86,7 +86,9 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
                     f"files that {file.name} reads were not compared; to score again, move {request.record} away",
                 )
             return StepResult(earlier, reused=True)
-    _require_able(request.models, request.backend, request.record)
+    require_writable(request.record.parent)
+    for model in request.models:  # refuses what cannot be run, before minutes are spent
+        backend_of(model, request.backend)
     tokenizer = load_tokenizer(request.tokenizer_of)
     _try_scorer(scoring, row_questions, tokenizer)
     ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=request.backend)
@@ -113,13 +115,6 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
     )
     records.write(request.record, evaluation)
     return StepResult(evaluation)
-
-
-def _require_able(models: list[Model], backend: str, record: Path) -> None:
-    """Refuses what cannot be written or run, before minutes are spent."""
-    require_writable(record.parent)
-    for model in models:
-        backend_of(model, backend)
 
 
 def measure(
