@@ -24,6 +24,7 @@ from skill_train.core.errors import SkillTrainError, Temporary
 
 Format = Literal["auto", "human", "json", "quiet"]
 Bar = Callable[[float, float, str], None]  # shows the progress of a step: done, the total in the same unit, a few words
+Warn = Callable[[str, str], None]  # tells of what may be wrong: a code, a sentence
 
 _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 

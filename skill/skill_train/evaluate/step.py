@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
@@ -33,7 +32,6 @@ from skill_train.run import evaluate_record, records
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
 
-Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
 _LONGEST_TEXT = 1000  # characters of a text that the record keeps
 _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
@@ -73,7 +73,7 @@ def convert(
     meanwhile: Callable[[], Any] = lambda: None,
     check: Callable[[Path], Any] = lambda written: None,
     progress: Bar,
-    warn: Callable[[str, str], None],
+    warn: Warn,
 ) -> StepResult[ExportRecord]:
     """Writes `out/<name>-<type>.gguf`.
 

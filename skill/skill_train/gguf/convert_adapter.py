@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
@@ -62,9 +61,7 @@ class AdapterExportRequest:
         return self.out / f"{self.name}-lora-{self.outtype}.gguf"
 
 
-def export_lora(
-    request: AdapterExportRequest, *, progress: Bar, warn: Callable[[str, str], None]
-) -> StepResult[ExportRecord]:
+def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> StepResult[ExportRecord]:
     """Writes `request.file`.
 
     Raises:

@@ -6,11 +6,10 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest, is_file_of
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
@@ -28,7 +27,6 @@ FILE = "imatrix.gguf"
 # Types below q6 whose rounding llama.cpp weighs by the matrix (ggml-quants.c). Ternary types and mxfp4 do not read it.
 _WEIGHED = re.compile(r"q[2345]_k(_[sml])?|q[45]_[01]|iq\d_\w+")
 _WORK_BYTES = 700_000_000  # as `verify` counts for one file of llama.cpp
-Warn = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import scratch_file, whole_file
@@ -71,7 +71,7 @@ class QuantizeRequest:
     mixes: dict[str, Mix] = field(default_factory=dict)
 
 
-def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[ExportRecord]:
+def quantize(request: QuantizeRequest, *, progress: Bar, warn: Warn) -> StepResult[ExportRecord]:
     """Writes `out/<name>-<type>.gguf` for each type. Files that are already recorded are reused. No file is written for
     a type that the source already has.
 
@@ -224,7 +224,7 @@ def _make_all(
     *,
     at_once: int,
     progress: Bar,
-    warn: Callable[[str, str], None],
+    warn: Warn,
     note: Callable[[str, ExportedFile], Any],
     keep: Callable[[dict[str, ExportedFile]], Any],
 ) -> dict[str, ExportedFile]:
@@ -260,12 +260,7 @@ def _worker_bytes(source_bytes: int) -> int:
     return min(_WORKER_BYTES, 4 * source_bytes)
 
 
-def _quantize(
-    task: _ToMake,
-    progress: Bar,
-    warn: Callable[[str, str], None],
-    note: Callable[[str, ExportedFile], Any],
-) -> ExportedFile:
+def _quantize(task: _ToMake, progress: Bar, warn: Warn, note: Callable[[str, ExportedFile], Any]) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
     started, quant = time.monotonic(), task.quant
     quantized: QuantizedFile = {}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from skill_train.core.console import Warn
 from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary
 from skill_train.core.units import megabytes
 from skill_train.hub import account, repositories
@@ -181,9 +182,7 @@ class PushAccess(TypedDict):
     may_write: bool | None
 
 
-def check_push_access(
-    repo: str, *, private: bool, warn: Callable[[str, str], None]
-) -> tuple[PushAccess, SkillTrainError | None]:
+def check_push_access(repo: str, *, private: bool, warn: Warn) -> tuple[PushAccess, SkillTrainError | None]:
     """The state of the push target, and the error with which the push would end. Warns about what could not be
     checked."""
     access: PushAccess = {"account": None, "repository": None, "may_write": None}

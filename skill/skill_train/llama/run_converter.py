@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.console import Warn
 from skill_train.core.errors import (
     DecisionNeeded,
     NativeCrash,
@@ -91,7 +92,7 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     )
 
 
-def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
+def warn_of_window(model: Path, warn: Warn) -> None:
     """Warns if a GGUF file of this folder computes long texts differently from the model."""
     config = read_config(model)
     window = unread_window(config)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from skill_train.core.console import Warn
 from skill_train.core.errors import VerificationFailed
 from skill_train.core.files import write_json
 from skill_train.merge import check_logits
@@ -18,7 +18,7 @@ _OF_FINISHED = ("schema", "step", "outputs", "finished_at")  # keys that do not 
 _LEAST_KEPT_SHARE = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
-def judge(merged: MergeRecord, record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
+def judge(merged: MergeRecord, record: Path, out: Path, warn: Warn) -> None:
     """Warns; or writes the failing figures beside the record and raises."""
     outcome = merged.gate
     failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
+from skill_train.core.console import Warn
 from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import UsageError
 from skill_train.machine.address_space import require_room_for_torch
@@ -16,7 +16,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.train_record import read_environment
 
 
-def require_named_base(base: Path, adapter: Path, warn: Callable[[str, str], None]) -> None:
+def require_named_base(base: Path, adapter: Path, warn: Warn) -> None:
     """Compares a base with that of an adapter by the digests of its run, or else by the numbers. Warns where neither
     can be.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, not_installed, refusals
 from skill_train.core.files import whole_folder
@@ -84,7 +84,7 @@ class MergeRequest:
     stops: Sequence[int] = ()
 
 
-def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[MergeRecord]:
+def merge(request: MergeRequest, *, progress: Bar, warn: Warn) -> StepResult[MergeRecord]:
     """Writes the merged model to `out`.
 
     Raises:
@@ -198,7 +198,7 @@ def _gate(
     comparison: check_weights.WeightComparison,
     changes: Changes,
     ask: Callable[..., Gate],
-    warn: Callable[[str, str], None],
+    warn: Warn,
 ) -> Gate:
     """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 
@@ -338,7 +338,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
 
 
 def _write(
-    planned: _Planned, part: Path, dtype: str | None, progress: Bar, warn: Callable[[str, str], None], *, weights: bool
+    planned: _Planned, part: Path, dtype: str | None, progress: Bar, warn: Warn, *, weights: bool
 ) -> tuple[Changes, check_weights.WeightComparison]:
     """Fills `part`; returns the changes, and the result of comparing the weights if `weights` is set."""
     base, adapter, comparison = planned.base, planned.adapter, check_weights.WeightComparison()

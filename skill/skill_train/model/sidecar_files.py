@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from skill_train.core.console import Warn
 from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
@@ -39,7 +40,7 @@ def adapter_files(adapter: Path) -> list[Path]:
     return [adapter / name for name in (*TOKENIZER, _TEMPLATE) if (adapter / name).is_file()]
 
 
-def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, str], None]) -> list[str]:
+def copy_companions(base: Path, adapter: Path, part: Path, warn: Warn) -> list[str]:
     """Copies the files that belong beside the merged weights; returns the names of those from the adapter.
 
     The adapter's tokenizer is used if it has tokens that the base's lacks (`new_tokens`), and its chat template if the

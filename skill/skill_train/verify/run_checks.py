@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, VerificationFailed
 from skill_train.core.worker import ending
@@ -34,7 +33,6 @@ from skill_train.verify.thresholds import Limits, limits, mix_limits, model_limi
 from skill_train.verify.weights.check import WeightChecks
 from skill_train.verify.weights.tensors import check_tensors, output_of_its_own
 
-Warn = Callable[[str, str], None]
 _UNQUANTIZED = ("f32", "f16", "bf16")  # the finest first
 _ROOM = 8  # tokens of context to spare
 _AT_ONCE = 2  # files; at 0.5B on 2 cores two take 4.2 s, three took 5 to 9 s

@@ -11,12 +11,11 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
@@ -64,7 +63,6 @@ from skill_train.verify.run_checks import (
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import WeightChecks, compare_weights, compared_bytes
 
-Warn = Callable[[str, str], None]
 _CRASHES = ("native_crash", "program_failed", "worker_hangs")  # of `loads`: the machine may be to blame, so try again
 _PROOF_KEYS = {"checks", "not_checked", "samples"}
 
