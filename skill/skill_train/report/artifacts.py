@@ -8,20 +8,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 from skill_train.core.units import dollars
 from skill_train.report import views
-from skill_train.report.figure import Figure, ReportedRun
+from skill_train.report.figure import Figure, ReportedRun, Shown
 from skill_train.report.pairs import checks_of, verdict_to_run, worst
 from skill_train.report.quality import measured
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.cloud_record import continue_words
 from skill_train.run.export_record import ExportedFile
 from skill_train.run.verify_record import Check
-
-Shown = Callable[[Any], str]
 
 
 def missing(run: ReportedRun) -> list[views.MissingPart]:

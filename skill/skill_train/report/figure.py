@@ -20,6 +20,7 @@ from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
 NOT_KNOWN = "not known"
+Shown = Callable[[Any], str]  # the text of a value
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Record:
                 return default
         return default if value is None else value
 
-    def figure(self, text_of: Callable[[Any], str], *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
+    def figure(self, text_of: Shown, *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
         value = self.get(*keys)
         if value is None:
             return Figure(unknown)

@@ -6,15 +6,11 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from skill_train.report.figure import Figure, PictureView, ReportedRun
+from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
 from skill_train.run.evaluate_record import AnsweredRow, telling
 
-Shown = Callable[[Any], str]
 MOST_ANSWERS = 12  # prompts that are shown side by side
 NOT_MEASURED = "not measured"
 _MEASURES: dict[str, Shown] = {

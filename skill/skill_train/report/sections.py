@@ -3,12 +3,9 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from skill_train.core.units import dollars, duration
 from skill_train.report import artifacts, views
-from skill_train.report.figure import Figure, Record, ReportedRun, differ
+from skill_train.report.figure import Figure, Record, ReportedRun, Shown, differ
 from skill_train.report.pairs import no_projector, pairs
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.words import marked, number, rate, share, size
@@ -173,9 +170,7 @@ def estimates(run: ReportedRun) -> views.EstimatesView:
     return {"rows": rows, "parts": parts}
 
 
-def _estimate(
-    plan: Record, quantity: str, key: str, text_of: Callable[[Any], str], actual: Figure
-) -> views.EstimateRow:
+def _estimate(plan: Record, quantity: str, key: str, text_of: Shown, actual: Figure) -> views.EstimateRow:
     low, high = (plan.figure(text_of, "estimates", key, end) for end in ("low", "high"))
     complete = None not in (low.value, high.value, actual.value)
     return {
