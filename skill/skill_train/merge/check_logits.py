@@ -108,14 +108,7 @@ class GateRequest:
     pictures: bool = False
 
 
-def gate(
-    request: GateRequest,
-    *,
-    stored: str,
-    kept_share: float | None,
-    bar: Bar,
-    tokens: int = MAX_TOKENS,
-) -> Gate:
+def gate(request: GateRequest, *, stored: str, kept_share: float | None, bar: Bar, tokens: int = MAX_TOKENS) -> Gate:
     """The gate's figures, limits and verdict, as in `merge.json`.
 
     Args:
