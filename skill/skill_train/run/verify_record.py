@@ -41,6 +41,9 @@ class NotChecked(msgspec.Struct, frozen=True):
     reason: str
 
 
+Finding = Check | NotChecked
+
+
 class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What a proof is valid for.
 

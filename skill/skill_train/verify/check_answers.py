@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place, worst
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import Limits
@@ -14,7 +14,7 @@ _NEVER = float("inf")  # the gap when only one of the two answers ends
 
 def check_answers(
     file: str, answers: list[ReferenceAnswer], file_answers: list[list[int]], limits: Limits, tokenizer: Any
-) -> Check | NotChecked:
+) -> Finding:
     """Checks that the answers agree token by token until the reference itself is undecided, and end where it ends.
 
     Where an answer parts from the reference, the reference prefers its own token by some nats. The figure is the

@@ -11,7 +11,7 @@ from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.run.export_record import MIX_KEY
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 
 # A type at the end of a file name: model-q4_k_m.gguf, Qwen2-0.5B-Instruct.Q4_K_M.gguf.
 _TYPE_IN_NAME = re.compile(r"[-._]((?:f16|bf16|f32|i?q\d\w*|tq\d\w*|mxfp4\w*|nvfp4))\.gguf$", re.IGNORECASE)
@@ -114,7 +114,7 @@ def name_type(path: Path) -> str | None:
     return match.group(1).lower() if match else None
 
 
-def check_digest(gguf: GgufFile, digest: FileDigest, recorded: FileDigest | None) -> Check | NotChecked:
+def check_digest(gguf: GgufFile, digest: FileDigest, recorded: FileDigest | None) -> Finding:
     """Checks that the file still has the bytes that were exported."""
     name = gguf.path.name
     if recorded is None:

@@ -6,7 +6,7 @@ import msgspec
 
 from skill_train.llama.logit_distance import Distance, TuningShare
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, worst
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
@@ -21,7 +21,7 @@ def check_logits(
     trained_kl: float | None = None,
     stored: str = "",
     cost: float | None = None,
-) -> Check | NotChecked:
+) -> Finding:
     """Judges the mean KL divergence, and the perplexity ratio beyond its interval.
 
     Args:
@@ -66,7 +66,7 @@ def check_logits(
     return Check("logits", file, verdict, kl, with_far[0], detail, measured | {"limits": bounds, "rounding": cost})
 
 
-def with_unread_epsilon(check: Check | NotChecked, epsilon: float | None) -> Check | NotChecked:
+def with_unread_epsilon(check: Finding, epsilon: float | None) -> Finding:
     """The check of logits; of a file that does not pass with the epsilon of the norms that llama.cpp does not read."""
     if epsilon is None or isinstance(check, NotChecked) or check.verdict == "pass":
         return check
@@ -84,7 +84,7 @@ def check_tuned(
     why_not: str,
     stored: str = "",
     cost: float | None = None,
-) -> Check | NotChecked:
+) -> Finding:
     """The share of the tuning that is in the file: 1 when the adapter was applied once, as it was trained.
 
     Args:

@@ -10,7 +10,7 @@ from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.template import Conversation, Rendered, render_reference, render_with, special_texts
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import parting_place
 
 # What the file's own template writes. None: the file has none. A sentence: it never ends, or takes too much memory.
@@ -56,7 +56,7 @@ def check_chat_template(
     own: OwnRendering,
     reference: list[Rendered] | None,
     text: tuple[Verdict, str] = ("pass", ""),
-) -> Check | NotChecked:
+) -> Finding:
     """Checks that both templates write equal texts, and refuse the same conversations.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.template import Conversation, before_last_answer, render_reference
 from skill_train.run.train_record import Row
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import parting_place, problems
 
 # Each line is here because some tokenizer or converter got it wrong.
@@ -152,7 +152,7 @@ def check_trained(
     *,
     opening: str | None = None,
     turn_end: int | None = None,
-) -> Check | NotChecked:
+) -> Finding:
     """Checks that this file turns the same rows into the ids that the trainer was fed.
 
     Args:
@@ -191,9 +191,7 @@ def check_trained(
     return problems("trained_is_shipped", file, faults, looked_at=len(rows), good=good)
 
 
-def with_other_prompts(
-    check: Check | NotChecked, rows: list[Row], tokenizer: Any, begins: int | None
-) -> Check | NotChecked:
+def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: int | None) -> Finding:
     """The result of `check_trained`, as a warning where use has another prompt than the rows: a <think> more, or the
     system message that Mistral 7B v0.3 leaves out of whole rows, or `begins`, which llama.cpp puts before each text."""
     chats = [row for row in rows if row["kind"] == "chat"]

@@ -21,7 +21,7 @@ from skill_train.model.convertible import from_config
 from skill_train.program.tokenizer import begins_itself
 from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits, check_template, template_branches
 from skill_train.verify.check_template import OwnRendering
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, with_other_prompts
@@ -47,7 +47,7 @@ class Findings:
     checks: list[Check] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
 
-    def add(self, *findings: Check | NotChecked) -> None:
+    def add(self, *findings: Finding) -> None:
         for finding in findings:
             if isinstance(finding, Check):
                 self.checks.append(finding)
@@ -215,7 +215,7 @@ def _started(
     return _Run(own, shipped, pool.submit(inference.ask, job), drafted)
 
 
-def _all_confirmed(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
+def _all_confirmed(weights: list[Finding], gguf: GgufFile) -> bool:
     """Whether the check `weights` found every tensor of the file to be that of the trained model."""
     passed = [check for check in weights if isinstance(check, Check) and check.verdict == "pass"]
     return any(check.figures["looked_at"] == len(gguf.tensors) for check in passed)
@@ -307,7 +307,7 @@ def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: E
 
 def _answered(
     gguf: GgufFile, result: InferenceResult, reference: MeasuredReference, shipped: list[Shipped]
-) -> list[Check | NotChecked]:
+) -> list[Finding]:
     """The checks of tokens. They use the worker's answers in the order in which `job_of` asked."""
     file, count, tokenizer = gguf.path.name, len(reference.texts), reference.tokenizer
     turn_end = check_template.turn_end(tokenizer)

@@ -21,7 +21,7 @@ from skill_train.llama.engines.programs import version_of
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference, unanswered
@@ -60,14 +60,14 @@ def engine_versions(chosen: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
-def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Check | NotChecked]:
+def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Finding]:
     """The findings of each engine about each file."""
     if not request.expected:
         why = "the reference has no chat template, so there is no prompt to hold an engine to"
         return [
             NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in request.engines for gguf in files
         ]
-    checks: list[Check | NotChecked] = []
+    checks: list[Finding] = []
     for number, gguf in enumerate(files):
         own = _own_answers(gguf, request.expected)
         for name in request.engines:
@@ -95,7 +95,7 @@ def _not_here(name: str) -> NotInstalled:
     )
 
 
-def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Check | NotChecked]:
+def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Finding]:
     file = gguf.path.name
     try:
         run = run_engine(name, gguf.path, request.expected, _context(request.expected))
@@ -152,7 +152,7 @@ def _job(gguf: GgufFile, expected: list[Expected], **request: Any) -> InferenceJ
 
 def _check_answers(
     run: EngineRun, gguf: GgufFile, own: list[list[int]], right: list[int], request: EngineRequest
-) -> list[Check | NotChecked]:
+) -> list[Finding]:
     """The answers to the prompts that were right."""
     name, file = run.engine, gguf.path.name
     if not right:
@@ -179,7 +179,7 @@ def _check_answers(
     return [answers, _check_stops(run, file, ends, len(answered))]
 
 
-def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Check | NotChecked:
+def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Finding:
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
     detail = f"{run.engine} {run.version} ends {answered} answers where llama.cpp ends them here"

@@ -29,7 +29,7 @@ from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place
 from skill_train.verify.engines.check import run_engine
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
@@ -83,7 +83,7 @@ class _Own:
     blank_gaps: list[float]
 
 
-def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check | NotChecked]:
+def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Finding]:
     """`engine_pictures` of each engine, under the name of the language model."""
     name = request.pair.text.name
     expected = picture_questions(request)
@@ -99,7 +99,7 @@ def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check |
     except (VerificationFailed, NativeCrash) as error:
         why = f"llama.cpp cannot run the pair: {error.message}"
         return [*not_checked, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in engines)]
-    checks = list[Check | NotChecked]()
+    checks = list[Finding]()
     for number, engine in enumerate(engines):
         progress(number, len(engines), f"{engine}: {name} with pictures")
         checks.append(_checked(engine, own, expected, request))
@@ -183,7 +183,7 @@ def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> Pair
 # --- What an engine answers ---
 
 
-def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
     pair, context = request.pair, 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
     try:
         run = run_engine(engine, pair.text, expected, context, pair.projector)
@@ -192,7 +192,7 @@ def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEn
     return _judged(run, own, expected, request)
 
 
-def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
     pairs = zip(run.answers, expected, own.prompt_tokens, strict=True)
     wrong = [why for each in pairs if (why := _difference(*each, request.tokenizer))]
     silent = [answer.no_answer for answer in run.answers if answer.no_answer]
@@ -218,7 +218,7 @@ def _difference(answer: EngineAnswer, expected: Expected, tokens: int, tokenizer
     return difference_of_lengths(answer, tokens)
 
 
-def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
     """Of prompts that are right: the rest of what the engine could show the model is in its pictures."""
     words = Vocabulary(request.tokenizer, read_gguf(request.pair.text))
     compared = [compare(*each, words) for each in zip(run.answers, own.answers, expected, strict=True)]

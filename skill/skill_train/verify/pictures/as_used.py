@@ -12,7 +12,7 @@ from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.program.pictures.engine import ENGINE_VERSION
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import parting_place
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits
@@ -41,7 +41,7 @@ def check_as_used(
     measured: MeasuredPictures,
     answers: list[PictureAnswer],
     same: list[PictureAnswer] | None,
-) -> Check | NotChecked:
+) -> Finding:
     """How far llama.cpp's own view of the pictures moves the text behind them.
 
     Args:

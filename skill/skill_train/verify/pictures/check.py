@@ -15,7 +15,7 @@ from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import problems
 from skill_train.verify.check_header import check_file, file_type
 from skill_train.verify.pictures.as_used import check_as_used
@@ -48,7 +48,7 @@ class PairsRequest:
         return Path(self.image["model"])
 
 
-def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Check | NotChecked]:
+def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Finding]:
     """Of each projector: `file`, `projector` and `projector_weights`. Of each pair, under its language model's name:
     `picture_tokens`, `loads_projector`, `pictures` (given the same pixels) and `pictures_as_used`.
 
@@ -57,7 +57,7 @@ def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Chec
         DecisionNeeded: there was not enough memory.
     """
     measured = measure(request.image, request.questions)
-    checks: list[Check | NotChecked] = []
+    checks: list[Finding] = []
     for number, pair in enumerate(request.pairs):
         checked = _checked(pair, request, measured, progress)
         earlier = {each.projector for each in request.pairs[:number]}
@@ -65,9 +65,7 @@ def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Chec
     return checks
 
 
-def _checked(
-    pair: Pair, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
-) -> list[Check | NotChecked]:
+def _checked(pair: Pair, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None) -> list[Finding]:
     name = pair.projector.name
     try:
         text, projector = read_gguf(pair.text), read_gguf(pair.projector)
@@ -75,7 +73,7 @@ def _checked(
         size = pair.projector.stat().st_size
         rest = NotChecked("everything else", name, "a file of the pair is damaged")
         return [Check("file", name, "fail", size, "whole", error.message), rest]
-    checks: list[Check | NotChecked] = [
+    checks: list[Finding] = [
         check_file(projector),
         check_projector(projector, text, request.reference),
         check_projector_weights(projector, request.reference, request.base),
@@ -93,10 +91,10 @@ def _checked(
 
 def _checks_with_llama_cpp(
     pair: Pair, types: PairTypes, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
-) -> list[Check | NotChecked]:
+) -> list[Finding]:
     import numpy as np
 
-    name, checks = pair.text.name, list[Check | NotChecked]()
+    name, checks = pair.text.name, list[Finding]()
     pictures = [
         PicturePrompt(one.as_asked, [Picture(np.asarray(picture)) for picture in question.pictures])
         for one, question in zip(measured.answers, measured.questions, strict=True)

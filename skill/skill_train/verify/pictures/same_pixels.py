@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place, worst
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits
@@ -41,9 +41,7 @@ class PairTypes:
     projector: str
 
 
-def check_same_pixels(
-    file: str, types: PairTypes, measured: MeasuredPictures, answers: list[PictureAnswer]
-) -> Check | NotChecked:
+def check_same_pixels(file: str, types: PairTypes, measured: MeasuredPictures, answers: list[PictureAnswer]) -> Finding:
     """Pixels, tokens, embeddings and the text behind the picture.
 
     Args:
@@ -103,9 +101,7 @@ class Distances:
         }
 
 
-def _judged(
-    file: str, types: PairTypes, distances: Distances, figures: dict[str, object], unread: str
-) -> Check | NotChecked:
+def _judged(file: str, types: PairTypes, distances: Distances, figures: dict[str, object], unread: str) -> Finding:
     of_text, of_projector = limits(types.text).kl, limits(types.projector).kl
     most = _EMBEDDING_ERROR.get(types.projector, _WIDEST_EMBEDDING_ERROR)
     if not all(map(math.isfinite, (distances.error, distances.kl, distances.given, distances.own))):

@@ -19,7 +19,7 @@ from skill_train.model.adapter import read_adapter
 from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
 from skill_train.reference.low_memory import is_plain, merged_weights
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check, NotChecked
+from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import first_few
 from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_more
 from skill_train.verify.weights.change import ENOUGH, ChangeSums
@@ -32,7 +32,7 @@ _SHOWN = 5  # names of tensors in a sentence
 _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")  # lists in the metadata
 
 # The checks of each file, by its name.
-WeightChecks = dict[str, list[Check | NotChecked]]
+WeightChecks = dict[str, list[Finding]]
 
 
 def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path | None) -> WeightChecks:
@@ -217,7 +217,7 @@ class _FileComparison:
         fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
         self.compared.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
-    def checks(self) -> list[Check | NotChecked]:
+    def checks(self) -> list[Finding]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
         rows: dict[str, int] = {}
         for weight in self.compared:
