@@ -14,7 +14,7 @@ from skill_train.program.pictures.engine import ENGINE_VERSION
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import parting_place
-from skill_train.verify.pictures.measured import MeasuredPictures, divergences
+from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.thresholds import limits
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check_as_used(
         if measured.engine:
             return Check("pictures_as_used", file, "fail", None, _TRAINED, f"{why}; {_OTHER_WAY}", {})
         return NotChecked("pictures_as_used", file, why)
-    blank = float(np.concatenate([divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both]).mean())
+    blank = float(np.concatenate([measured.divergences(one.logits, one.blank) for one, _ in both]).mean())
     kl = float(np.concatenate(common).mean())
     shares = [share for reference, answer in both for share in _differing(reference, answer)]
     tokens = [
@@ -122,7 +122,7 @@ def _divergences(
     """
     count = parting_place(reference.following[::-1], answer.following[::-1])
     first, other = len(logits) - count, len(answer.logits) - count
-    return divergences(logits[first:], answer.logits[other:], measured.vocabulary)
+    return measured.divergences(logits[first:], answer.logits[other:])
 
 
 def _differing(reference: PictureReference, answer: PictureAnswer) -> list[float]:

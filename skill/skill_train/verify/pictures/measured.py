@@ -41,6 +41,14 @@ class MeasuredPictures:
         """Tokens by their texts, for a message."""
         return " ".join(self.texts[one] if 0 <= one < len(self.texts) else str(one) for one in ids)
 
+    def divergences(self, reference: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """KL of `other` from the reference at each position, in nats; both are logits [positions, tokens]."""
+        import numpy as np
+
+        columns = min(reference.shape[1], other.shape[1], self.vocabulary)
+        following = np.zeros(len(reference), dtype=np.int64)  # of no interest here
+        return compare_logits(reference[:, :columns], other[:, :columns], following).kl
+
 
 def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPictures:
     """Asks the model, which is in memory only here."""
@@ -59,12 +67,3 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
             questions=questions,
             answers=[model.answer(question) for question in questions],
         )
-
-
-def divergences(reference: np.ndarray, other: np.ndarray, vocabulary: int) -> np.ndarray:
-    """KL of `other` from the reference at each position, in nats; both are logits [positions, tokens]."""
-    import numpy as np
-
-    columns = min(reference.shape[1], other.shape[1], vocabulary)
-    following = np.zeros(len(reference), dtype=np.int64)  # of no interest here
-    return compare_logits(reference[:, :columns], other[:, :columns], following).kl

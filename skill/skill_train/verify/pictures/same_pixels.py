@@ -16,7 +16,7 @@ from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place, worst
-from skill_train.verify.pictures.measured import MeasuredPictures, divergences
+from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.thresholds import limits
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def check_same_pixels(file: str, types: PairTypes, measured: MeasuredPictures, a
         reason = _colours(*read[shares.index(share)], measured)
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
     error = max(_error(one, part.embeddings) for one, part in parts)
-    kl = _mean(divergences(one.logits, answer.logits, measured.vocabulary) for one, answer in both)
+    kl = _mean(measured.divergences(one.logits, answer.logits) for one, answer in both)
     given = [(one, answer, answer.logits_of_given) for one, answer in both if answer.logits_of_given is not None]
-    to_given = _mean(divergences(one.logits, logits, measured.vocabulary) for one, _, logits in given)
-    own = _mean(divergences(logits, answer.logits, measured.vocabulary) for _, answer, logits in given)
-    blank = _mean(divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both)
+    to_given = _mean(measured.divergences(one.logits, logits) for one, _, logits in given)
+    own = _mean(measured.divergences(logits, answer.logits) for _, answer, logits in given)
+    blank = _mean(measured.divergences(one.logits, one.blank) for one, _ in both)
     distances = Distances(error, kl, to_given, own, blank)
     tokens = sum(len(one.following) for one, _ in both)
     figures |= distances.figures() | {"tokens": tokens}
