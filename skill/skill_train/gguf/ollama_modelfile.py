@@ -21,6 +21,7 @@ from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, render_reference
 from skill_train.model.config import text_config
 from skill_train.program.encode import TEMPLATE_SECONDS
+from skill_train.reference.load import generation_config
 from skill_train.reference.load import load_tokenizer as load_tokenizer
 from skill_train.run.records import read_json
 
@@ -111,8 +112,7 @@ def parameters_of(
         UsageError: the template does not end.
     """
     tokenizer = tokenizer or load_tokenizer(model)
-    generation = _read(model / "generation_config.json")
-    config = _read(model / "config.json")
+    generation, config = generation_config(model), read_json(model / "config.json")
     lines: list[str] = []
     reasons: list[Reason] = []
 
@@ -153,11 +153,6 @@ def _why_not_quoted(system: str) -> str:
     if dropped:
         return f"Ollama drops the character U+{ord(dropped):04X} in it"
     return "a Modelfile cannot quote it" if '"""' in system else ""
-
-
-def _read(file: Path) -> JsonObject:
-    document = read_json(file) if file.is_file() else {}
-    return document if isinstance(document, dict) else {}
 
 
 def _reason(rule: str, because: str, source: str) -> Reason:
