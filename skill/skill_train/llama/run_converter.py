@@ -73,22 +73,18 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     if why is None:
         return
     name = from_config.architecture(text, config)
-    words = f"{model} cannot become a GGUF file: {why}"
-    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for a GGUF file "
+    expected = "a model that llama.cpp and transformers compute alike, with all files that the converter reads"
+    otherwise = "choose another base model, or download this one completely"
     if name not in architectures:
-        raise UsageError(
-            words,
-            code="not_convertible",
-            expected="an architecture that this llama.cpp can run",
-            got=str(name),
-            hint=instead + "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python",
-        )
+        expected = "an architecture that this llama.cpp can run"
+        otherwise = "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python"
     raise UsageError(
-        words,
+        f"{model} cannot become a GGUF file: {why}",
         code="not_convertible",
-        expected="a model that llama.cpp and transformers compute alike, with all files that the converter reads",
+        expected=expected,
         got=str(name),
-        hint=instead + "choose another base model, or download this one completely",
+        hint="use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for a GGUF file "
+        + otherwise,
     )
 
 
@@ -383,10 +379,8 @@ _CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
     (r"BPE pre-tokenizer was not recognized", _unsupported_tokenizer),
     (r"ModuleNotFoundError: No module named '([\w.]+)'", _missing_package),
     (r"Quant method is not yet supported: '?([\w-]+)", _quantized),
-    (
-        r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written",
-        _no_disk,
-    ),  # and numpy
+    # The last one is numpy's.
+    (r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written", _no_disk),
     (r"MemoryError|not enough memory|[Cc]annot allocate memory", _out_of_memory),
     (r"^FileNotFoundError|File not found", _missing_file),
     (r"^KeyError: (.*)", _missing_key),
