@@ -111,7 +111,7 @@ def without(base: Path, adapter: Path, out: Path) -> list[side.Command]:
     from skill_train.llama import get_converter
 
     merged, f16 = out / "merged", out / "model-f16.gguf"
-    converter = get_converter.find_or_fetch().converter
+    converter = get_converter.find_or_fetch().folder / "convert_hf_to_gguf.py"
     return [
         side.peer("merge", base, adapter, merged),
         side.python(converter, merged, "--outfile", f16, "--outtype", "f16"),

@@ -104,8 +104,8 @@ def _converted(folder: Path, work: Path) -> Path:
 
     from skill_train.llama import get_converter
 
-    file = work / "model-f16.gguf"
-    command = side.python(get_converter.find_or_fetch().converter, folder, "--outfile", file, "--outtype", "f16")
+    file, converter = work / "model-f16.gguf", get_converter.find_or_fetch().folder / "convert_hf_to_gguf.py"
+    command = side.python(converter, folder, "--outfile", file, "--outtype", "f16")
     subprocess.run([*map(str, command)], check=True, capture_output=True)
     return file
 

@@ -168,7 +168,6 @@ def convert_with(
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
         run_converter.run(
             toolchain,
-            toolchain.converter,
             arguments,
             model=model,
             on_percent=lambda percent: progress(percent / 100, 1, "written"),

@@ -89,10 +89,10 @@ def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> 
     ):
         run_converter.run(
             request.toolchain,
-            request.toolchain.lora_converter,
             [str(view), "--base", str(base), "--outfile", str(part.resolve()), "--outtype", request.outtype],
             model=request.adapter,
             on_percent=lambda percent: progress(percent / 100, 1, "written"),
+            script="convert_lora_to_gguf.py",
         )
         tensors = len(read_gguf(part).tensors)
         output = exported_file(part, request.outtype)

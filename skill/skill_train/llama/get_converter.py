@@ -64,14 +64,6 @@ class Toolchain:
     source: str
     version: str | None
 
-    @property
-    def converter(self) -> Path:
-        return self.folder / "convert_hf_to_gguf.py"
-
-    @property
-    def lora_converter(self) -> Path:
-        return self.folder / "convert_lora_to_gguf.py"
-
     def architectures(self) -> frozenset[str]:
         """The architectures of its own registry, TEXT_MODEL_MAP."""
         return self._registered("TEXT_MODEL_MAP", llama_architectures.NAMES)

@@ -132,11 +132,11 @@ def ready(toolchain: Toolchain) -> Iterator[Process]:
 
 def run(
     toolchain: Toolchain,
-    script: Path,
     arguments: list[str],
     *,
     model: Path,
     on_percent: Callable[[int], None],
+    script: str = "convert_hf_to_gguf.py",
     process: Process | None = None,
 ) -> list[str]:
     """Runs a converter to its end; returns the lines of its log.
@@ -156,7 +156,7 @@ def run(
     with process or _start(toolchain) as process:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has already ended, and its log says why
-            process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
+            process.stdin.write(json.dumps([str(toolchain.folder / script), *arguments]) + "\n")
             process.stdin.flush()
         try:
             for line in process.stdout or ():  # a bar's carriage returns count as line ends

@@ -100,7 +100,7 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
         tools = get_converter.find_or_fetch()
         with run_converter.without_code(base) as view:
             arguments = [str(view), "--outfile", str(out), "--outtype", outtype]
-            run_converter.run(tools, tools.converter, arguments, model=base, on_percent=lambda percent: None)
+            run_converter.run(tools, arguments, model=base, on_percent=lambda percent: None)
         return read_gguf(out)
     except SkillTrainError as error:
         return error
