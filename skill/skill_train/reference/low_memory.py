@@ -8,10 +8,9 @@ it needs memory. With 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def parts_of(rows: int) -> list[slice]:
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
-@functools.cache
+@cache
 def _wide_linear() -> Any:
     import torch
     from torch import nn
@@ -190,7 +189,7 @@ def _wide_linear() -> Any:
     return WideLinear
 
 
-@functools.cache
+@cache
 def _wide_embedding() -> Any:
     from torch import nn
 

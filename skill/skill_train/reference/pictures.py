@@ -202,10 +202,9 @@ class PictureModel:
             yield grid.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, high * size, wide * size)
 
     def _copied(self, pixels: list[np.ndarray], sizes: list[PictureSize]) -> list[WholePicture] | None:
-        whole = [self._whole_numbers(one) for one in pixels]
-        if any(one is None for one in whole):
+        pictures_made = [made for one in pixels if (made := self._whole_numbers(one)) is not None]
+        if len(pictures_made) < len(pixels):
             return None
-        pictures_made = [one for one in whole if one is not None]
         if self.kind not in TILED:
             return [WholePicture(one) for one in pictures_made]
         parts, pictures = iter(pictures_made), []
