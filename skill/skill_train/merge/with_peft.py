@@ -30,7 +30,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
 
     with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
         merged = model.merge_and_unload(safe_merge=False)  # checked below; PEFT's own check raises a bare ValueError
-        merged.to({"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype])
+        merged.to(getattr(torch, dtype))
         for name, tensor in merged.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise VerificationFailed(
