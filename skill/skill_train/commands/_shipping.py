@@ -138,7 +138,7 @@ def _measured(run: RunDir | None, source: Path, files: list[ListedFile], console
     texts = texts_of(run, header).compared
     if sum(map(len, texts)) < FEWEST:
         return {}
-    vocabulary = len(header.strings("tokenizer.ggml.tokens"))
+    vocabulary = len(header.tokens)
     with (
         console.progress("measuring the files") as progress,
         judging(source, texts, vocabulary, progress) as judge,

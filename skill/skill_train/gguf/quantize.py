@@ -187,7 +187,7 @@ def _judge(request: QuantizeRequest, quants: list[str], progress: Bar) -> Iterat
     if not texts or not any(takes_matrix(quant) or quant in request.mixes for quant in quants):
         yield None
         return
-    vocabulary = len(read_gguf(request.source).strings("tokenizer.ggml.tokens"))
+    vocabulary = len(read_gguf(request.source).tokens)
     with judging(request.source, texts, vocabulary, progress) as judge:
         yield judge
 

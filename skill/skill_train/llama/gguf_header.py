@@ -73,6 +73,11 @@ class GgufFile:
         return str(self.metadata.get("general.architecture", ""))
 
     @property
+    def tokens(self) -> list[str]:
+        """The texts of its vocabulary."""
+        return self.strings("tokenizer.ggml.tokens")
+
+    @property
     def matrices(self) -> list[Tensor]:
         return [tensor for tensor in self.tensors.values() if len(tensor.shape) > 1]
 

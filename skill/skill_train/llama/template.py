@@ -104,7 +104,7 @@ def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
 
 def special_texts(gguf: GgufFile) -> tuple[str, str]:
     """Text of BOS and EOS, as llama-cpp-python gives them to the template."""
-    tokens = gguf.strings("tokenizer.ggml.tokens")
+    tokens = gguf.tokens
     ids = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     bos, eos = (str(tokens[i]) if isinstance(i, int) and 0 <= i < len(tokens) else "" for i in ids)
     return bos, eos

@@ -62,7 +62,7 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
     is one with pictures.
     """
     weights = sum(tensor.elements for tensor in model.tensors.values())
-    vocabulary = len(model.strings("tokenizer.ggml.tokens")) or 1
+    vocabulary = len(model.tokens) or 1
     most = int(min(_MOST, max(_LEAST, _WORK / weights)))
     compared = int(min(_MOST_COMPARED, max(FEWEST, most / 4), _LOGITS_BYTES / (4 * vocabulary)))
     held_out = read_fed_rows(run.held_out)

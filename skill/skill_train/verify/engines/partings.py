@@ -62,7 +62,7 @@ class Vocabulary:
         return places
 
     def _bytes(self, token: int) -> bytes:
-        piece = self._texts[token]
+        piece = self.gguf.tokens[token]
         if self.gguf.metadata.get("tokenizer.ggml.model") == "gpt2":
             return bytes(self._of_letters[letter] for letter in piece if letter in self._of_letters)
         if found := _BYTE.fullmatch(piece):
@@ -70,16 +70,12 @@ class Vocabulary:
         return piece.replace(_SPACE, " ").encode()
 
     @cached_property
-    def _texts(self) -> list[str]:
-        return self.gguf.strings("tokenizer.ggml.tokens")
-
-    @cached_property
     def _of_letters(self) -> dict[str, int]:
         return {letter: byte for byte, letter in self._letters.items()}
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {text: number for number, text in enumerate(self._texts)}
+        return {text: number for number, text in enumerate(self.gguf.tokens)}
 
     @cached_property
     def _letters(self) -> dict[int, str]:

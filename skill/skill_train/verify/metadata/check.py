@@ -179,7 +179,7 @@ def _missing(gguf: GgufFile, config: Stated) -> list[str]:
 
 def _deepseek_gating(gguf: GgufFile) -> int:
     """Softmax. For what llama.cpp takes for GLM-4.7-Flash, by its size, it is sigmoid."""
-    layers, tokens = gguf.of_architecture("block_count"), len(gguf.strings("tokenizer.ggml.tokens"))
+    layers, tokens = gguf.of_architecture("block_count"), len(gguf.tokens)
     return 2 if layers in (47, 48) and tokens == 154880 else 1
 
 
@@ -190,7 +190,7 @@ def _original(config: Stated, gguf: GgufFile) -> Any:
 
 def _vocabulary_size(gguf: GgufFile, config: Stated) -> list[str]:
     rows = gguf.tensors["token_embd.weight"].shape[-1] if "token_embd.weight" in gguf.tensors else None
-    tokens = len(gguf.strings("tokenizer.ggml.tokens"))
+    tokens = len(gguf.tokens)
     faults = [] if rows in (None, tokens) else [f"{tokens} tokens in the vocabulary, {rows} rows in the embedding"]
     expected = config.text.get("vocab_size")
     if expected is not None and tokens < expected:

@@ -289,7 +289,7 @@ def _scaling(name: str) -> Callable[[Stated, GgufFile], Any]:
 attention_factor = _scaling("attn_factor")
 
 EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
-    "vocab_size": lambda config, gguf: config("vocab_size") or len(gguf.strings("tokenizer.ggml.tokens")),
+    "vocab_size": lambda config, gguf: config("vocab_size") or len(gguf.tokens),
     "block_count": _layers,
     "context_length": _context,
     "embedding_length": ("hidden_size", "n_embd", "d_model"),

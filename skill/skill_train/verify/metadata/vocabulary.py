@@ -78,7 +78,7 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
         own: tokens of `tokenizer`, by id.
         files: of the reference's folder.
     """
-    tokens = gguf.strings("tokenizer.ggml.tokens")
+    tokens = gguf.tokens
     # Without a list of types every token is an ordinary one to llama.cpp.
     types = gguf.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     faults = _kind_faults(gguf)
@@ -116,7 +116,7 @@ def _kind_faults(gguf: GgufFile) -> list[str]:
 def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     """Checks that llama.cpp stops only at the reference's ends, and at tokens that it knows by their text in any
     file."""
-    tokens = gguf.strings("tokenizer.ggml.tokens")
+    tokens = gguf.tokens
     texts = {token: tokens[token] if 0 <= token < len(tokens) else "no token" for token in ending}
     extra = [token for token in ending if token not in allowed and texts[token] not in _ENDS]
     faults = [

@@ -126,7 +126,7 @@ def _checks_with_llama_cpp(
 
 def check_picture_tokens(text: GgufFile, measured: MeasuredPictures, reference: Path) -> Check:
     """The tokens of and around pictures have the ids and texts of the model's tokenizer, and are found in a text."""
-    tokens, kinds = text.strings("tokenizer.ggml.tokens"), text.integers("tokenizer.ggml.token_type")
+    tokens, kinds = text.tokens, text.integers("tokenizer.ggml.token_type")
     missing = why_no_picture(reference, measured.kind)
     faults = [] if missing is None else [missing]
     for token, text_expected in measured.token_texts.items():
