@@ -18,7 +18,7 @@ import pytest
 import gguf_maker
 import serving
 from skill_train.core.errors import SkillTrainError, UsageError, VerificationFailed
-from skill_train.llama.engines.http import get, post
+from skill_train.llama.engines.http import HttpRefusal, get, post
 from skill_train.llama.engines.python_server import Served, ServerJob, served
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.sampling import Sampling
@@ -143,6 +143,36 @@ def test_an_error_in_a_stream_is_told_as_without_one(shared: Served) -> None:
             told.append(caught.value.body)
         assert told[0] == told[1] and told[0]["message"]
     assert asked.models.list().data  # it still answers
+
+
+def test_no_grammar_and_no_schema_ends_the_server(shared: Served) -> None:
+    """llama.cpp crashes at most of these, and computes without end at one."""
+    import openai
+
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"enum": []}}}
+    root = shared.url.removesuffix("/v1")
+    chat, text = {"messages": [serving.user("x")]}, {"prompt": "x"}
+    json_type, function = {"type": "json_object"}, {"type": "function", "function": {"name": "weather"}}
+    for route, words, field in (
+        ("v1/completions", text | {"grammar": "no grammar"}, "grammar"),
+        ("v1/chat/completions", chat | {"grammar": "root ::= [b-a]"}, "grammar"),
+        ("v1/chat/completions", chat | {"grammar": 'root ::= a root "x" | "b"\na ::= "q"?'}, "grammar"),
+        ("v1/chat/completions", chat | {"response_format": json_type | {"schema": {"enum": []}}}, "response_format"),
+        ("v1/chat/completions", chat | {"response_format": {"type": "json_schema"}}, "response_format"),
+        ("v1/chat/completions", chat | {"tools": [tool], "tool_choice": function}, "tool_choice"),
+        ("v1/chat/completions", chat | {"functions": [], "function_call": {"name": "weather"}}, "function_call"),
+        ("extras/detokenize", {"tokens": [-5]}, "tokens"),
+        ("extras/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("v1/completions", text | {"model": 5}, "model"),
+    ):
+        with pytest.raises(HttpRefusal, match=f"400.*{field}: ") as caught:
+            post(f"{root}/{route}", words, dict)
+        assert ".py" not in str(caught.value)
+    with pytest.raises(openai.APIError, match="grammar: "):
+        list(client(shared).completions.create(model="x", stream=True, prompt="x", extra_body={"grammar": "no"}))
+    answer = post(f"{root}/v1/chat/completions", chat | {"response_format": json_type, "max_tokens": 2}, dict)
+    assert answer["choices"][0]["message"]["content"].lstrip()[0] in '{["-0123456789tfn'
+    assert post(f"{root}/extras/detokenize", {"tokens": [64]}, dict)["text"]
 
 
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:

@@ -7,7 +7,8 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 - has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
 - orders the fields of tools and messages by its own classes, and leaves out what they do not name;
 - lets the pages of every site ask it (CORS `*`);
-- ends a stream when another request comes, and sends nothing where a stream begins with an error.
+- ends a stream when another request comes, and sends nothing where a stream begins with an error;
+- ends at a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and at an id that no token has.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
             hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
+        _refuse_what_crashes(server, llama)
         _tell_errors(server)
     return app, llama
 
@@ -160,6 +162,7 @@ def _own_requests(job: ServerJob) -> None:
     as_sent: dict[str, Any] = {
         "messages": (list[dict[str, Any]], ...),
         "tools": (list[dict[str, Any]] | None, None),
+        "response_format": (dict[str, Any] | None, None),
         "max_tokens": (int | None, None),
     }
     for name, fields in (
@@ -195,6 +198,51 @@ def _own_template(job: ServerJob, llama: Any) -> None:
         return dataclasses.replace(response, prompt=unicodedata.normalize("NFC", response.prompt))
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(composed if job.composes else formatter)
+
+
+class _Refused(ValueError):
+    """Of a request: the answer is HTTP 400."""
+
+
+def _refuse_what_crashes(server: Any, llama: Any) -> None:
+    handler, prepare, detokenize = server.RouteErrorHandler, server.prepare_request_resources, llama.detokenize
+    wrapper, words = handler.error_message_wrapper, llama.n_vocab()
+
+    def prepared(body: Any, *more: Any) -> Any:
+        _require_no_grammar(body)
+        return prepare(body, *more)
+
+    def detokenized(tokens: list[int], *more: Any, **options: Any) -> Any:
+        if not all(0 <= token < words for token in tokens):
+            raise _Refused(f"tokens: this model has the ids from 0 to {words - 1}")
+        return detokenize(tokens, *more, **options)
+
+    def told(self: Any, error: Any, body: Any = None) -> Any:
+        message = str(error)
+        if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
+            message = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+        elif not isinstance(error, _Refused):
+            return wrapper(self, error, body)
+        return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+
+    server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = prepared, detokenized, told
+
+
+def _require_no_grammar(body: Any) -> None:
+    """A grammar that parses can still crash llama.cpp, or keep it busy without end, at a later token. So nothing can
+    check one, and only llama_cpp's own grammar of JSON is used."""
+    wanted = getattr(body, "response_format", None) or {"type": "text"}
+    given = {
+        "grammar": bool(body.grammar),
+        "response_format": wanted.get("type") not in ("text", "json_object") or wanted.get("schema") is not None,
+        "tool_choice": isinstance(getattr(body, "tool_choice", None), dict),
+        "function_call": isinstance(getattr(body, "function_call", None), dict),
+    }
+    if refused := [name for name, asks in given.items() if asks]:
+        raise _Refused(
+            f"{refused[0]}: a grammar or a schema can crash llama.cpp, so it is not taken. Leave it out, or ask for"
+            " any JSON with response_format {'type': 'json_object'}"
+        )
 
 
 def _tell_errors(server: Any) -> None:
