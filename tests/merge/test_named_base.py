@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merging
+import one_command
 from skill_train.commands import merge as command
 from skill_train.core.console import Console
 from skill_train.core.digests import digests
@@ -172,3 +173,35 @@ def test_a_name_on_the_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_name(work: Path, name: str | None) -> None:
     _name(work, name)
     assert len(merged(work, work / "base")) == 1
+
+
+def verified(work: Path, base: str, reference: str = "out") -> tuple[str, bool]:
+    """The error of `verify`, which gets no GGUF file, and whether it says that it could not compare."""
+    words = ("--reference", work / reference, "--base", work / base, "--gguf", work / "none.gguf")
+    done = one_command.called("verify", *words, "--format", "json")
+    assert done.code == 2
+    return done.answer["error"]["code"], "nothing shows that" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["out", "merged"])
+def test_verify_compares_with_the_base_that_was_merged(work: Path, name: str) -> None:
+    merged(work, work / "base")
+    record = work / ("merge.json" if name == "merged" else "out.merge.json")
+    (work / "out").rename(work / name)
+    (work / "out.merge.json").rename(record)
+    _changed(work, "wide", lambda tensors: tensors.update({k: v.float() for k, v in tensors.items()}))
+    assert verified(work, "tuned", name) == ("wrong_base", False)
+    assert verified(work, "base", name) == ("missing_file", False)
+    assert verified(work, "wide", name) == ("missing_file", True)
+    record.unlink()
+    assert verified(work, "tuned", name) == ("missing_file", True)
+    merging.edit(work / "tuned" / "config.json", num_hidden_layers=3)
+    assert verified(work, "tuned", name) == ("wrong_base", False)
+
+
+def test_verify_compares_with_the_base_of_a_full_training(work: Path) -> None:
+    _record(work)
+    shutil.copytree(work / "tuned", work / "run" / "merged")
+    shutil.rmtree(work / "run" / "adapter")
+    assert verified(work, "tuned", "run/merged") == ("wrong_base", False)
+    assert verified(work, "base", "run/merged") == ("missing_file", False)

@@ -67,6 +67,10 @@ def beside(folder: Path, ending: str) -> Path:
     return place / f"{folder.resolve().name}{ending}"
 
 
+def merge_record_of(out: Path) -> Path:
+    return RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
+
+
 def slug(path: Path) -> str:
     """A file name made from a folder's name."""
     return re.sub(r"[^\w.-]+", "-", path.resolve().name).strip("-.") or "model"

@@ -10,11 +10,11 @@ import click
 from skill_train.commands._base_model import base_folder, merge_folders, merge_run
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, require_only_run
-from skill_train.commands._outputs import beside
+from skill_train.commands._outputs import merge_record_of
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.run.folder import RunDir, StepResult, open_run
+from skill_train.run.folder import StepResult, open_run
 from skill_train.run.lock import locked_out
 from skill_train.run.merge_record import MergeRecord
 from skill_train.run.train_record import stops_of
@@ -81,7 +81,7 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
             base=base,
             adapter=options.adapter,
             out=out,
-            record=RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json"),
+            record=merge_record_of(out),
             rows=(),
             dtype=options.dtype,
             gate=options.gate,

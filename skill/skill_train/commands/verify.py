@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from skill_train.commands._base_model import base_folder, base_of
+from skill_train.commands._base_model import base_folder, base_of, require_base_of
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
@@ -78,12 +78,14 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         )
     from skill_train.verify.step import PictureContext
 
-    reference = base_folder(options.reference)
+    reference, base = base_folder(options.reference), base_folder(options.base) if options.base else None
+    if base is not None:
+        require_base_of(reference, base, console.warn)
     return _verify(
         console,
         reference=reference,
         adapter=None,
-        base=base_folder(options.base) if options.base else None,
+        base=base,
         ggufs=list(options.gguf),
         rows=[],
         held_out=[],
