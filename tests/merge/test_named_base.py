@@ -205,3 +205,13 @@ def test_verify_compares_with_the_base_of_a_full_training(work: Path) -> None:
     shutil.rmtree(work / "run" / "adapter")
     assert verified(work, "tuned", "run/merged") == ("wrong_base", False)
     assert verified(work, "base", "run/merged") == ("missing_file", False)
+
+
+def test_nothing_is_written_into_the_adapter(work: Path) -> None:
+    """Its files are digested by `verify` and `evaluate`, and pushed."""
+    before = sorted((work / "run").rglob("*"))
+    for out in ("run/adapter/merged", "run/adapter/deep/x"):
+        options = command.MergeOptions(base=str(work / "base"), adapter=work / "run" / "adapter", out=work / out)
+        with pytest.raises(UsageError, match="inside the adapter's folder") as caught:
+            inspect.unwrap(command.merge.callback)(options, Console("quiet", "merge"))
+        assert caught.value.code == "bad_usage" and sorted((work / "run").rglob("*")) == before

@@ -13,6 +13,8 @@ import pytest
 from skill_train.core.errors import UsageError
 from skill_train.model import folder as model
 from skill_train.model.weight_files import read_shard
+from skill_train.run import records
+from skill_train.run.export_record import ExportRecord
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",
@@ -240,6 +242,16 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) 
     assert model.fingerprint(_folder(tmp_path / "there")) == first
     (tmp_path / "here" / "README.md").write_text("words")
     assert model.fingerprint(tmp_path / "here") == first
+
+
+def test_a_record_of_ours_is_no_part_of_the_model(tmp_path: Path) -> None:
+    """`merge --out BASE/x`, `export-gguf BASE --out BASE` and `verify --gguf BASE/x.gguf` leave one."""
+    first = model.fingerprint(_folder(tmp_path))
+    for name in ("x.merge.json", "merge.failed.json", "convert.json", "verify.json"):
+        records.write(tmp_path / name, ExportRecord(outputs={}))
+    assert model.fingerprint(tmp_path) == first
+    (tmp_path / "tokenizer.json").write_text('{"schema": "another/1"}')
+    assert model.fingerprint(tmp_path) != first
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja", "tokenizer.model"])

@@ -71,6 +71,15 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
             hint="skill-train merge --help",
         )
     out = options.out
+    if (adapter := options.adapter.resolve()) in out.resolve().parents:
+        aside = adapter.with_name(f"{adapter.name}-merged")
+        raise UsageError(
+            f"{out} is inside the adapter's folder, all of whose files are proven and pushed as the adapter",
+            code="bad_usage",
+            expected="--out in another folder",
+            got=str(out),
+            hint=f"--out {quoted(aside)}",
+        )
     with locked_out(out, "merge"):
         base = base_folder(options.base)
         from skill_train.merge.named_base import require_named_base

@@ -19,6 +19,7 @@ from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.parameter_count import knows, with_files
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
+from skill_train.program.folders.base import is_own_record
 from skill_train.program.model_files import INDEX, MOST_HEADER, SINGLE
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 from skill_train.run.folder import way_to_model
@@ -159,7 +160,7 @@ def fingerprint(folder: Path) -> str:
     first and last 64 KiB of the data.
     """
     sha256 = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if _decides(p) and p.is_file()):
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and _decides(p)):
         size = path.stat().st_size
         sha256.update(f"{path.name}\0{size}\0".encode())
         with open(path, "rb") as file:
@@ -174,8 +175,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def _decides(file: Path) -> bool:
-    """Whether loaders read this file: weights, tokenizer, template or settings."""
-    return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
+    """Whether loaders read this file: weights, tokenizer, template or settings. A step may leave its record there."""
+    if file.suffix == ".json":
+        return not is_own_record(file)
+    return file.suffix in (".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
 
 
 def _stored(files: list[Path]) -> StoredWeights:

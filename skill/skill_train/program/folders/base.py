@@ -92,7 +92,15 @@ def goes_along(file: Path) -> bool:
         return False
     if file.suffix != ".json":
         return True
+    rows = _start(file).startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and not is_own_record(file)
+
+
+def is_own_record(file: Path) -> bool:
+    """Whether a JSON file is a record of a step of ours."""
+    return b'"schema": "skill-train/' in _start(file)
+
+
+def _start(file: Path) -> bytes:
     with open(file, "rb") as opened:
-        start = opened.read(200).lstrip()
-    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
-    return not rows and b'"schema": "skill-train/' not in start
+        return opened.read(200).lstrip()
