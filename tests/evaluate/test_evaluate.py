@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -115,6 +116,23 @@ def test_a_pattern_that_no_expected_answer_has_is_told(run: Path, tmp_path: Path
         assert {(one["score"], one["scored_rows"]) for one in answer["data"]["models"]} == {(None, 0)}
         warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
         assert warned["no_score"] == "no row could be scored: 'nowhere (.+)' finds nothing in any expected answer"
+
+
+def test_rows_that_no_score_counts_are_named(run: Path, tmp_path: Path) -> None:
+    """Answers of prose were 0 as JSON, without a word."""
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf", "evaluate.json"))
+    answer = call("evaluate", copy, "--rows", 2, "--score", "json")
+    assert {(one["score"], one["scored_rows"]) for one in answer["data"]["models"]} == {(None, 0)}
+    warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert warned["no_score"] == "no row could be scored: there is no JSON in any expected answer"
+    (copy / "evaluate.json").unlink()
+    rows = json.loads((run / "evaluate.json").read_text(encoding="utf-8"))["answers"]
+    first, others = rows[0], [str(row["line"]) for row in rows[1:]]
+    answer = call("evaluate", copy, "--score", "regex", "--pattern", f"^{re.escape(first['expected'])}$")
+    assert {one["scored_rows"] for one in answer["data"]["models"]} == {1} and len(others) == 5
+    warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert warned["no_score"].startswith("5 of 6 rows were not scored: ")
+    assert warned["no_score"].endswith(f"finds nothing in the expected answer of line {', '.join(others)}")
 
 
 def test_a_record_in_the_folder_of_the_base_is_found_again(made: gguf_maker.Export, run: Path, tmp_path: Path) -> None:

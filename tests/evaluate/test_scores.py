@@ -63,7 +63,11 @@ def test_a_pattern_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_json_is_what_the_rfc_says(text: str, worth: float) -> None:
-    assert scores(Scoring("json"), [answer(text)]) == [worth]
+    assert scores(Scoring("json"), [answer(text, "{}")]) == [worth]
+
+
+def test_a_row_whose_own_answer_is_no_json_has_no_score() -> None:
+    assert scores(Scoring("json"), [answer(text) for text in ("{}", "so: 42")]) == [None, None]
 
 
 def test_the_recipe_names_the_score_and_an_option_another() -> None:

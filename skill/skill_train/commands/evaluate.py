@@ -34,6 +34,7 @@ from skill_train.run.train_record import Row, read_rows
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
 _DIGITS = 6
+_NAMED = 5  # lines of rows in a warning
 _Figures = TypeVar("_Figures", ModelFigures, FigureDifference)
 
 
@@ -142,10 +143,22 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
             )
         if warning := step.blind(result.record.models, base):
             console.warn("blind", warning)
-        if scoring.pattern and {one.scored_rows for one in result.record.models if one.asked_rows} == {0}:
-            why = "finds nothing in any expected answer"
-            console.warn("no_score", f"no row could be scored: {scoring.pattern!r} {why}")
+        _warn_of_unscored(console, result.record)
         return result
+
+
+def _warn_of_unscored(console: Console, evaluation: Evaluation) -> None:
+    """Names the rows whose own answer has no match of the pattern, or is no JSON."""
+    asked = [row for row in evaluation.answers if row.scores]
+    lines = [str(row.line) for row in asked if set(row.scores.values()) == {None}]
+    pattern = evaluation.options.pattern
+    why = f"{pattern!r} finds nothing in" if pattern else "there is no JSON in"
+    if lines and len(lines) == len(asked):
+        console.warn("no_score", f"no row could be scored: {why} any expected answer")
+    elif lines:
+        few = ", ".join(lines[:_NAMED]) + (" …" if lines[_NAMED:] else "")
+        count = f"{len(lines)} of {len(asked)} rows were not scored"
+        console.warn("no_score", f"{count}: {why} the expected answer of line {few}")
 
 
 def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:

@@ -93,7 +93,7 @@ def exact(reply: Reply) -> float:
 
 
 def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
-    """One number for each answer; higher is better. None for a row whose expected answer has no match.
+    """One number for each answer; higher is better. None for a row whose expected answer has no match, or is no JSON.
 
     Raises:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
@@ -102,7 +102,9 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         return _by_scorer(scoring.scorer, scoring.source, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
-    return [_is_json(reply["answer"]) if scoring.name == "json" else exact(reply) for reply in answers]
+    if scoring.name == "json":
+        return [float(_is_json(reply["answer"])) if _is_json(reply["expected"]) else None for reply in answers]
+    return [exact(reply) for reply in answers]
 
 
 def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
@@ -129,13 +131,13 @@ def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
     return float(match is not None and match[group] == expected[group])
 
 
-def _is_json(text: str) -> float:
-    """1 for JSON by RFC 8259, or else 0. NaN and Infinity, which Python reads, are not JSON."""
+def _is_json(text: str) -> bool:
+    """Whether it is JSON by RFC 8259. NaN and Infinity, which Python reads, are not."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return 0.0
-    return 1.0
+        return False
+    return True
 
 
 def _refuse(constant: str) -> None:
