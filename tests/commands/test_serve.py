@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import gguf_maker
 import serving
+import shared_runs
 from command_child import Commands, Done
 
 pytestmark = pytest.mark.slow
@@ -98,6 +100,24 @@ def test_a_key_on_the_command_line_is_refused_and_not_repeated(commands: Command
     done = refused(commands, file, "--api-key", KEY)
     assert done.error == (2, "secret_found")
     assert KEY not in done.stdout + done.stderr
+
+
+def test_only_gguf_files_are_offered(commands: Commands, file: Path, tmp_path: Path) -> None:
+    """It offered base, adapter and merged, which `chat` takes, and spoke of `chat` and its --file."""
+    alone = refused(commands, file, "--quant", "q4_k_m").answer["error"]
+    assert (alone["code"], alone["got"], alone["hint"]) == ("bad_usage", "--quant q4_k_m", "leave --quant out")
+    made = shared_runs.chain().run
+    files = "run-f16.gguf, run-q4_k_m.gguf, run-q8_0.gguf"
+    for word in ("q9", "merged", "base"):
+        none = refused(commands, made, "--quant", word).answer["error"]
+        assert (none["code"], none["expected"]) == ("missing_file", files)
+        assert none["message"].startswith(f"{made} has no GGUF file '{word}'")
+        assert none["hint"] == "give one of the expected names"
+    bare = shutil.copytree(made, tmp_path / "bare", ignore=shutil.ignore_patterns("gguf"))
+    none = refused(commands, bare, "--quant", "merged").answer["error"]
+    assert (none["expected"], none["hint"]) == ("a file in gguf/", f"skill-train export-gguf {bare}")
+    none = refused(commands, bare).answer["error"]
+    assert (none["code"], none["message"]) == ("missing_step", f"{bare} has no GGUF file yet")
 
 
 def test_what_it_cannot_serve_right_is_refused(commands: Commands, file: Path, tmp_path: Path) -> None:

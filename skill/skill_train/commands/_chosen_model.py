@@ -38,23 +38,24 @@ class Chosen:
     folder: Path | None = None
 
 
-def chosen(where: Path, word: str | None) -> Chosen:
+def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -> Chosen:
     """The model that is meant.
 
     Args:
         where: a run, or a GGUF file.
-        word: base, adapter, merged, a type or a name of a file; None for the file of the Modelfile, or else for what
-            was trained.
+        word: one of `folders`, a type or a name of a file; None for the file of the Modelfile, or else for what was
+            trained.
+        folders: none for `serve`, which chooses a GGUF file by `--quant`.
 
     Raises:
         UsageError: there is no such model.
     """
     if where.is_file() or where.suffix == ".gguf":
-        return _file_alone(where, word)
+        return _file_alone(where, word, "--file" if folders else "--quant")
     run = open_run(where)
     record = trained(run)
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
-    model = _model(run, base, word or _shipped(run))
+    model = _model(run, base, word or _shipped(run), folders)
     if recipe.images:
         projector = projector_of(run) if model.is_gguf else None
         model = replace(model, pictures=pictures_of_run(run, base), projector=projector)
@@ -75,12 +76,12 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
     """As `chosen`, where only a GGUF file will do.
 
     Raises:
-        UsageError: there is none, or another model is meant.
+        UsageError: there is none, or no such one.
     """
-    choice = chosen(where, word)
+    choice = chosen(where, word, () if word else _FOLDERS)
     if not choice.model.is_gguf:
         raise UsageError(
-            f"{where} has no GGUF file yet" if word is None else f"{word} is not a GGUF file",
+            f"{where} has no GGUF file yet",
             code="missing_step",
             expected="a file in gguf/",
             got=choice.model.name,
@@ -139,14 +140,14 @@ def doubt_of_training(choice: Chosen) -> str:
     return f"{model.name} was made of an earlier training of {run.path}, by its records" if stale else ""
 
 
-def _file_alone(file: Path, word: str | None) -> Chosen:
+def _file_alone(file: Path, word: str | None, option: str) -> Chosen:
     if word is not None:
         raise UsageError(
             f"{file} is one file: there is nothing to choose in it",
             code="bad_usage",
             expected="a run, whose models have names",
-            got=f"--file {word}",
-            hint=f"skill-train chat {quoted(file)}",
+            got=f"{option} {word}",
+            hint=f"leave {quoted(option)} out",
         )
     if not file.is_file() or file.suffix != ".gguf":
         raise UsageError(
@@ -170,12 +171,13 @@ def _shipped(run: RunDir) -> str:
     return "merged" if run.is_full or (run.merged / "config.json").is_file() else "adapter"
 
 
-def _model(run: RunDir, base: Path, word: str) -> Model:
-    if word == "base":
+def _model(run: RunDir, base: Path, word: str, folders: tuple[str, ...]) -> Model:
+    folder = word if word in folders else None
+    if folder == "base":
         return Model("base", base)
-    if word == "merged":
+    if folder == "merged":
         return Model("merged", _merged(run))
-    if word == "adapter":
+    if folder == "adapter":
         require_adapter(run, f"skill-train chat {quoted(run.path)} --file merged")
         return Model("adapter", base, run.adapter)
     files = {path.name: path for path in run.ggufs}
@@ -185,18 +187,18 @@ def _model(run: RunDir, base: Path, word: str) -> Model:
         path = files.get(word) or next(iter(by_type.values()))
         return Model(path.name, path)
     raise UsageError(
-        f"{run.path} has no model {word!r}{nearest(word, [*_FOLDERS, *files])}",
+        f"{run.path} has no {'model' if folders else 'GGUF file'} {word!r}{nearest(word, [*folders, *files])}",
         code="missing_file",
-        expected=", ".join([*_FOLDERS, *files]),
+        expected=", ".join([*folders, *files]) or "a file in gguf/",
         got=word,
-        hint="give the whole name of the file" if by_type else _way_to(run, word),
+        hint="give the whole name of the file" if by_type else _way_to(run, word, bool(folders or files)),
     )
 
 
-def _way_to(run: RunDir, word: str) -> str:
+def _way_to(run: RunDir, word: str, has_others: bool) -> str:
     """How to get the model of this name: a type can be exported."""
     if plain_type(word) not in BITS:
-        return "give one of the expected names"
+        return "give one of the expected names" if has_others else f"skill-train export-gguf {quoted(run.path)}"
     return f"skill-train export-gguf {quoted(run.path)} --quant {quoted(plain_type(word))}"
 
 
