@@ -4591,7 +4591,8 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
         return [row for row in rows if trained_tokens(row)]
     lines = ", ".join(str(row["line"]) for row in empty[:5]) + (", …" if len(empty) > 5 else "")
     cut = [row["full_length"] for row in empty if row["truncated"]]
-    hint = f"raise max_length (the longest of them has {max(cut)} tokens)" if cut else "check what the rows hold"
+    longer = f"raise max_length as far as the model has positions (the longest of them has {max(cut or [0])} tokens)"
+    hint = longer if cut else "check what the rows hold"
     skip = "" if len(empty) == len(rows) else ", or set skip_untrained_rows: true to leave them out"
     raise Refused(
         f"{len(empty)} of {len(rows)} rows have no token to train on (lines {lines})",

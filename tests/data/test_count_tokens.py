@@ -175,6 +175,24 @@ def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) 
     assert "truncated" in [warning["code"] for warning in answer["warnings"]]
 
 
+def test_no_length_that_the_model_does_not_have_is_advised(tmp_path: Path) -> None:
+    """The tiny model has 2048 positions. It said to raise --max-length to the length of the longest row."""
+    path, words = tmp_path / "rows.jsonl", ("--model", tiny.cached("llama-chatml"), "--max-length")
+    for asked, length, hint in (
+        (10, 4, "raise --max-length: the longest row has "),
+        (1000, 4, "raise --max-length to 2048, the positions of the model, and part longer rows"),
+        (3000, 4, "shorten what stands before the answers: they begin at token 3"),
+        (3000, 2048, "shorten what stands before the answers: they begin at token 3"),
+    ):
+        answer = {"role": "assistant", "content": "four " * (10 if asked == 10 else 2000)}
+        row = {"messages": [{"role": "user", "content": "word " * asked}, answer]}
+        path.write_text(f"{json.dumps(row)}\n" * 3)
+        code, said = answered("data", path, *words, length)
+        assert (code, said["data"]["problems"]["fully_masked"]["rows"]) == (2, 3)
+        assert said["error"]["hint"].startswith(hint)
+        assert ("the model has 2048 positions" in said["error"]["hint"]) == (asked == 3000)
+
+
 def test_rows_beyond_the_positions_of_the_model_are_to_be_parted(tmp_path: Path) -> None:
     """The tiny model has 2048 positions."""
     rows = [{"messages": [USER, {"role": "assistant", "content": "four " * 3000}]}] * 3

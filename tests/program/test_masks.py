@@ -233,6 +233,7 @@ def test_rows_with_nothing_to_learn_are_refused_by_line(tmp_path: Path) -> None:
     error = caught.value.error
     assert (error["code"], caught.value.exit_code) == ("nothing_to_train", 2)
     assert "2 of 4 rows" in error["message"] and "lines 2, 4" in error["message"]
+    assert "as far as the model has positions" in error["hint"]
     assert "10 tokens" in error["hint"] and "skip_untrained_rows" in error["hint"]
     with pytest.raises(Refused) as caught:
         _loaded(tmp_path, "gpt2", [cut], max_length=6, skip_untrained_rows=True)

@@ -217,7 +217,7 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
         if cut := token_stats.cut_away(token_stats.token_facts(lengths, inspection.recipe.max_length), model.context):
             console.warn("truncated", cut)
     why_not = "" if lengths else "the template refuses every row"
-    return Counted({**refused}, example or plain, lengths, why_not, counter=counter)
+    return Counted({**refused}, example or plain, lengths, why_not, counter=counter, context=model.context)
 
 
 def _keep(inspection: Inspection, lengths: token_stats.Lengths) -> None:
@@ -339,7 +339,7 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
     """The command that leaves out the rejected rows, unless no row would remain."""
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
-        return f"raise --max-length: the longest row has {lengths.longest} tokens"
+        return token_stats.way_to_answers(lengths, inspection.recipe.max_length, counted.context)
     if inspection.survey.problems["not_utf8"].refused and (command := rewriting_command(Path(inspection.recipe.data))):
         return command
     if inspection.check is None:

@@ -32,7 +32,8 @@ _EXAMPLE = 1200  # characters
 class Counted:
     """The findings of the tokenizer: lengths, problems and a rendered row, or the reason why there are none.
 
-    `error`: why the model cannot be trained on this format at all. `counter`: the object that counted.
+    `error`: why the model cannot be trained on this format at all. `counter`: the object that counted. `context`: the
+    positions of the model.
     """
 
     problems: dict[str, RefusedRows | None]
@@ -41,6 +42,7 @@ class Counted:
     why_not: str = ""
     error: SkillTrainError | None = None
     counter: Counter | None = None
+    context: int | None = None
 
 
 class MappingReport(msgspec.Struct, frozen=True):

@@ -166,6 +166,16 @@ def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
     )
 
 
+def way_to_answers(lengths: Lengths, max_length: int, context: int | None) -> str:
+    """What to do where max_length cuts away the answer of every row."""
+    if context is None or lengths.longest <= context:
+        return f"raise --max-length: the longest row has {lengths.longest} tokens"
+    first = min(start for _, _, start in lengths.counted)
+    if max_length < context and first < context:
+        return f"raise --max-length to {context}, the positions of the model, and part longer rows before their answers"
+    return f"shorten what stands before the answers: they begin at token {first}, and the model has {context} positions"
+
+
 def cut_away(tokens: TokenFacts, context: int | None = None) -> str | None:
     """What to tell where max_length surely cuts away more than a hundredth of the tokens."""
     share = 1 - tokens.mean_cut[0] / tokens.mean[0] if tokens.mean[0] else 0.0
