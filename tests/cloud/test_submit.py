@@ -424,6 +424,7 @@ def test_the_timeout_keeps_to_the_ceiling(hub: Hub, call: Any) -> None:
 
 # --- What it refuses ---
 
+ALONE = "--base BASE --adapter alone --out MERGED"
 LOCAL_MODEL = {"model": "model"}
 REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("no token", {"token": None}, 4, "not_signed_in", "hf auth login"),
@@ -449,6 +450,33 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
     ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
 ]
+
+
+def test_a_run_or_an_adapter_as_the_model_is_refused_as_by_plan(hub: Hub, call: Any, here: Path) -> None:
+    """It said to upload the run, of which no job could load a model."""
+    for folder, file in (
+        ("run", "plan.json"),
+        ("run/adapter", "adapter_config.json"),
+        ("alone", "adapter_config.json"),
+    ):
+        (here / folder).mkdir()
+        (here / folder / file).write_text("{}")
+    found = ("not_a_model", "skill-train merge run")
+    for model, expected in (
+        ("run", found),
+        ("run/adapter", found),
+        ("alone", ("not_a_model", f"skill-train merge {ALONE}")),
+    ):
+        for more in ((), ("--backend", "skypilot"), ("--backend", "colab")):
+            error = call("--model", model, "--data", ROWS, *more).answer["error"]
+            assert (error["code"], error["hint"]) == expected
+    (here / "run" / "merged").mkdir()
+    error = call("--model", "run", "--data", ROWS).answer["error"]
+    assert (error["code"], error["hint"]) == ("not_a_model", "use the merged model: run/merged")
+    (here / "run" / "merged" / "config.json").write_text('{"model_type": "llama"}')
+    error = call("--model", "run/merged", "--data", ROWS).answer["error"]
+    assert error["code"] == "local_input" and error["hint"].startswith("hf upload NAMESPACE/run-merged run/merged ")
+    assert hub.log == []
 
 
 @pytest.mark.parametrize(("case", "exit_code", "code", "hint"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])

@@ -156,7 +156,9 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:
-    where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
+    name = Path(folder).resolve().name
+    own = name if name != "merged" else f"{Path(folder).resolve().parent.name}-merged"  # of several runs
+    where = f"{owner or 'NAMESPACE'}/{own}"
     return UsageError(
         f"the model {folder} is on this machine only, and a job cannot read it",
         code="local_input",

@@ -22,6 +22,7 @@ from skill_train.core.errors import UsageError
 from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
+from skill_train.model.folder import read_config
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_recipe
 from skill_train.plan.placement import Choices
 from skill_train.plan.where import stays_here
@@ -29,7 +30,7 @@ from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.begun import has_begun
-from skill_train.run.folder import RUNS, RunDir, open_run
+from skill_train.run.folder import RUNS, RunDir, open_run, way_to_model
 from skill_train.run.plan_record import Plan
 
 
@@ -151,6 +152,8 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
     if sensitive:
         raise stays_here("submit")
     if Path(model).is_dir():
+        if way_to_model(Path(model)):  # a run or an adapter, which `plan` refuses: an upload of it would be no model
+            read_config(Path(model))
         raise preflight.local_model_error(model, owner)
 
 
