@@ -19,6 +19,7 @@ from skill_train.core.resources import train_program
 pytestmark = pytest.mark.slow
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+ASKS = ("paths-info", "preupload/main")  # requests that send nothing
 SAID = ("--model", MODEL, "--data", "rows.jsonl", "--max-steps", "20")
 
 
@@ -38,7 +39,7 @@ def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
         env = server.environment(home, token=token) | environment
         done = commands.run(tmp_path, env, "submit", *arguments)
         assert server.token not in done.stdout + done.stderr
-        changed = [r.path for r in server.log if r.method not in ("GET", "HEAD") and not r.path.endswith("paths-info")]
+        changed = [r.path for r in server.log if r.method not in ("GET", "HEAD") and not r.path.endswith(ASKS)]
         assert changed == [] and server.jobs_created == 0  # nothing is sent to the Hub
         written = [p for p in tmp_path.rglob("*") if p.is_file() and server.token.encode() in p.read_bytes()]
         assert written == []
@@ -100,6 +101,23 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
     assert words[-4:] == ["--secret", "HF_TOKEN", "task.yaml", "given a token"]
     assert (data["launched"], data["timeout_seconds"]) == (True, 7200)
     assert "--timeout 7200" in (tmp_path / data["task"]).read_text()
+
+
+def test_a_repository_that_leaves_the_result_out_is_told_before_anything_is_written(
+    call: Any, desk: Any, tmp_path: Path
+) -> None:
+    """A job asks in its first minute, on a machine that is rented then. Without a token nothing can be asked."""
+    files = {".gitignore": b"*.tmp\n*.safetensors"}
+    repository = desk[0].add("model", "me/mine", files, private=True)
+    said = (*SAID, "--hub-model-id", "me/mine", "--run-dir", "r", "--backend")
+    for backend in ("colab", "skypilot"):
+        done = call(*said, backend)
+        assert done.error == (2, "output_changed") and not (tmp_path / "r").exists()
+        assert "adapter_model.safetensors is in its .gitignore" in done.answer["error"]["message"]
+    assert call(*said, "skypilot", "--nodes", 2, "--flavor", "l40sx4").error == (3, "confirm_cost")  # pushes nothing
+    assert call(*said[:-1], "--backend", "colab", "--run-dir", "alone", token=None).code == 0
+    repository.files[".gitignore"] = b"*.tmp"
+    assert call(*said[:-3], "--run-dir", "other", "--backend", "colab").code == 0
 
 
 @pytest.mark.parametrize(

@@ -820,6 +820,19 @@ def test_no_job_is_paid_for_whose_data_is_gone(cloud: Cloud, tmp_path: Path) -> 
     assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
 
 
+def test_no_job_is_paid_for_whose_repository_leaves_the_result_out(cloud: Cloud) -> None:
+    """Somebody put a .gitignore there since: the job would end in its first minute, or train and not push."""
+    _cancelled(cloud)
+    plan = json.loads(cloud.run.plan.read_text())
+    repository = cloud.hub.add("model", plan["policy"]["hub_model_id"], {".gitignore": b"*.safetensors"}, private=True)
+    for more in ((), ("--yes",)):
+        done = cloud.on("resume", *more)
+        assert (*done.error, cloud.hub.jobs_created) == (2, "output_changed", 1)
+        assert "adapter_model.safetensors is in its .gitignore" in done.answer["error"]["message"]
+    repository.files[".gitignore"] = b"*.tmp"
+    assert cloud.on("resume", "--yes").data["attempt"] == 2
+
+
 def test_no_job_is_paid_for_whose_dataset_is_gone(cloud: Cloud) -> None:
     """The repository of the data, or the commit in it that the plan was made for."""
     _cancelled(cloud)

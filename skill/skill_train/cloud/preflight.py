@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import ask, patiently
 from skill_train.hub.errors import HubResource, not_signed_in
+from skill_train.hub.repositories import Repository
 from skill_train.program.cloud.kept import PROOF, result_names
 from skill_train.run.plan_record import Plan
 
@@ -96,10 +98,28 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
     patiently(lambda: repositories.check_access("model", name, write=True))
     if not repository.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
+    _ask_taken(repository, method)
+    return tuple(file for file in repository.files if file not in _EMPTY)
+
+
+def require_result_taken(plan: Plan) -> None:
+    """Asks whether the repository for the result takes it. One that does not exist, or that this token may not write,
+    says nothing.
+
+    Raises:
+        UsageError: its .gitignore leaves files of the result out.
+    """
+    name = plan.policy.hub_model_id
+    with contextlib.suppress(AccessError):
+        if name and (repository := patiently(lambda: repositories.find("model", name))):
+            _ask_taken(repository, plan.recipe.finetuning_type)
+
+
+def _ask_taken(repository: Repository, method: str) -> None:
+    name = repository.name
     if ".gitignore" in repository.files:
         names = {PROOF, *result_names(method)}
         patiently(lambda: ask(HubResource("model", name), lambda: repositories.ask_taken("model", name, names)))
-    return tuple(file for file in repository.files if file not in _EMPTY)
 
 
 def require_readable(plan: Plan) -> None:

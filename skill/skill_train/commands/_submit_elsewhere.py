@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skill_train.cloud import preflight
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
@@ -63,6 +64,11 @@ def write_elsewhere(console: Console, options: SubmitOptions, order: Order, fold
     """Writes the task or the notebook to the run directory; with --yes launches the task."""
     flavor = _flavor(order.plan.flavor)
     run = RunDir(folder)
+    if options.nodes == 1:  # a run on several machines does not push
+        unchecked: list[str] = []
+        preflight.unless_unavailable(lambda: preflight.require_result_taken(order.plan), "repository", unchecked)
+        for what in unchecked:
+            console.warn("hub_unreachable", f"not checked, {what}")
     with locked(run, "submit"):
         if options.backend == "colab":
             return _notebook(run, order, flavor)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from skill_train.cloud import bucket, find_run, stage_data
+from skill_train.cloud import bucket, find_run, preflight, stage_data
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
@@ -82,6 +82,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     require_same_recipe(run, plan_record.read(run.plan), f"skill-train submit {quoted(run.recipe)}")
     _require_program(cloud)
     _require_data(cloud, run)
+    preflight.require_result_taken(plan_record.read(run.plan))
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, ended)
     console.status(f"the last job: {ended.story.message}")
