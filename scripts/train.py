@@ -1183,6 +1183,7 @@ PAIRS = ("prompt_completion", "question_answer")  # each side a text, or message
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
+CALLS = ("tool_calls", "function_call")  # keys of an answer; the second is of OpenAI's older format
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
@@ -1508,7 +1509,7 @@ def checked_message(message: Any) -> Any:
     if isinstance(content, list) and all(map(is_text_part, content)):
         content = "".join(part.get("text", "") for part in content)
     text = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
-    if not isinstance(content, str) or not (text or message.get("tool_calls") or message["role"] in TOOLS):
+    if not isinstance(content, str) or not (text or any(map(message.get, CALLS)) or message["role"] in TOOLS):
         raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
@@ -1624,7 +1625,6 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
-CALLS = ("tool_calls", "function_call")
 # Stands in for arguments, to see what a template makes of their text, of the object and of each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)

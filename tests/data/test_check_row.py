@@ -43,6 +43,9 @@ ROWS: list[Any] = [
     [USER, {"role": "assistant", "content": [{"type": "image"}]}],
     [USER, CALL, ANSWER, BOT],
     [USER, CALL, {"role": "tool", "content": ""}, BOT],
+    [USER, {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}, ANSWER, BOT],
+    [USER, {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
+    [USER, {"role": "assistant", "content": None, "function_call": None}],
     [USER, {"role": "assistant", "content": "4", "thinking": None}],
     [USER, {"role": "assistant", "content": "4", "weight": 0}],
     [USER, 7],
@@ -87,6 +90,14 @@ def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> Non
         refused = True
     trouble = checker(CHAT)({"messages": messages})[2]
     assert (trouble is not None and trouble.refused) == refused
+
+
+def test_a_call_of_the_older_format_needs_no_text() -> None:
+    """OpenAI's own rows have `content: null` there."""
+    said = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    assert checker(CHAT)({"messages": [USER, said]})[2] is None
+    trouble = checker(CHAT)({"messages": [USER, said, {"role": "user", "content": ""}, BOT]})[2]
+    assert trouble is not None and trouble.kind == "empty"  # for the other message
 
 
 @pytest.mark.parametrize("text", MEDIA)

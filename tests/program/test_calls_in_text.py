@@ -169,6 +169,21 @@ def test_a_call_of_the_older_format_that_the_template_leaves_out_is_refused(tmp_
         encoded(tmp_path, tiny_templates.QWEN2_CALLS, data)
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}], ids=str)
+def test_a_call_of_the_older_format_needs_no_text(tmp_path: Path, content: dict[str, Any]) -> None:
+    """OpenAI's own rows have `content: null` there. It was refused as a message without text."""
+    said = {"role": "assistant", **content, "function_call": {"name": "add", "arguments": '{"a": 2}'}}
+    data = {"messages": [ASKED, said]}
+    older = tiny_templates.QWEN2_CALLS.replace(
+        "in message.tool_calls or []",
+        "in message.tool_calls or ([{'function': message.function_call}] if message.function_call else [])",
+    )
+    same = {"messages": [ASKED, {"role": "assistant", **content, "tool_calls": [call({"a": 2})]}]}
+    assert encoded(tmp_path, older, data)[2] == encoded(tmp_path, older, same)[2] != ""
+    with pytest.raises(Refused, match="the chat template leaves out the call of add"):
+        encoded(tmp_path, tiny_templates.QWEN2_CALLS, data)
+
+
 @pytest.mark.parametrize("text", ["", " [] "])
 def test_calls_that_are_json_text_are_those_that_are_not(tmp_path: Path, text: str) -> None:
     made, _, said = encoded(tmp_path, tiny_templates.QWEN2_CALLS, _with_calls(json.dumps([call({"a": 2})])))

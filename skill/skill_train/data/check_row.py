@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.chat.chosen import NOTHING_LEFT
 from skill_train.program.events import ErrorWords, Refused
-from skill_train.program.examples import TOOLS, Example, Row, to_example
+from skill_train.program.examples import CALLS, TOOLS, Example, Row, to_example
 from skill_train.program.pictures.find import PICTURE, lift_pictures, media_beside, require_places
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
@@ -186,8 +186,7 @@ def measure(example: Example) -> tuple[int, int]:
     size = len(json.dumps(example["tools"], default=str)) if example["tools"] else 0
     for message in example["messages"]:
         size += _bytes(message["content"])
-        if "tool_calls" in message:
-            size += len(json.dumps(message["tool_calls"], default=str))
+        size += sum(len(json.dumps(value, default=str)) for name, value in message.items() if name in CALLS)
     return size, len(example["messages"])
 
 
@@ -258,7 +257,7 @@ def _says_nothing(message: Any) -> bool:
     if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
         return False
     content = message.get("content", message.get("value"))
-    return content in (None, "", []) and not message.get("tool_calls")
+    return content in (None, "", []) and not any(map(message.get, CALLS))
 
 
 @lru_cache(maxsize=256)  # rows of one file mostly lack the same column

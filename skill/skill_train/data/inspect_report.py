@@ -17,7 +17,7 @@ from skill_train.data.methods import Verdict
 from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
-from skill_train.program.examples import Row, to_example
+from skill_train.program.examples import CALLS, Row, to_example
 from skill_train.program.pictures.find import PICTURE, lift_pictures
 from skill_train.recipe.formats import DetectedFormat
 
@@ -301,7 +301,7 @@ def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:
         )
     lines = []
     for index, message in enumerate(example["messages"]):
-        text = "\n".join(str(part) for part in (message["content"], message.get("tool_calls")) if part)
+        text = "\n".join(str(part) for part in (message["content"], *map(message.get, CALLS)) if part)
         trained = loss_on == "all" or index in example["trained_messages"]
         lines.append(f"{message['role']}: ⟦{text}⟧" if trained else f"{message['role']}: {text}")
     return "\n".join(lines)

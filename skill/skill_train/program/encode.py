@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import (
-    CALLS,
     as_taken,
     left_out_thoughts,
     name_of_call,
@@ -25,6 +24,7 @@ from skill_train.program.chat.told import ToldRows
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
+    CALLS,
     THOUGHTS,
     EncodedRow,
     Example,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skill_train.program.examples import THOUGHTS, Message
+from skill_train.program.examples import CALLS, THOUGHTS, Message
 
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
@@ -25,7 +25,6 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
-CALLS = ("tool_calls", "function_call")
 # Stands in for arguments, to see what a template makes of their text, of the object and of each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
