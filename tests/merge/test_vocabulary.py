@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,23 @@ def test_a_vocabulary_padded_to_a_multiple(kind: str, bases: dict[str, Path], tm
 def test_the_embeddings_saved_beside_it(family: str, kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
     told = trained(bases[family], tmp_path / "adapter", _options("embed_tokens", 128)[kind], save=True)
     assert_merged(told, tmp_path, kind, 128)
+
+
+@pytest.mark.parametrize(
+    ("more", "how"),
+    [({}, "streamed"), ({"target_parameters": ["mlp.up_proj.weight"]}, "peft")],
+    ids=["streamed", "peft"],
+)
+def test_two_ends_that_part_are_no_warning_of_peft(
+    more: dict[str, Any], how: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    """It stood on stderr beside the progress. That the model is untied stands in the record and in config.json."""
+    told = trained(bases["tied llama"], tmp_path / "adapter", {"modules_to_save": ["lm_head"], **more})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record = merging.run(told.base, told.adapter, tmp_path, dtype="bfloat16")
+    assert (record["how"], record["changes"]["config"]["tie_word_embeddings"]) == (how, False)
+    assert [str(each.message) for each in caught if "tied" in str(each.message)] == []
 
 
 def test_a_head_that_follows_trained_rows_and_has_lora(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from skill_train.core.errors import VerificationFailed
 from skill_train.model.weight_files import read_folder
 from skill_train.reference import load as reference
 from skill_train.reference.checkpoint_names import TEXT
+from skill_train.reference.low_memory import unloaded
 
 
 def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str = TEXT) -> dict[str, object]:
@@ -29,7 +30,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
     import torch
 
     with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
-        merged = model.merge_and_unload(safe_merge=False)  # checked below; PEFT's own check raises a bare ValueError
+        merged = unloaded(model)  # checked below; PEFT's own check raises a bare ValueError
         merged.to(getattr(torch, dtype))
         for name, tensor in merged.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -94,7 +95,15 @@ def merged(model: Any) -> Any:
     ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in layers]
     if len(ends) == 2 and ends[0].weight is ends[1].weight:
         ends[1].weight = torch.nn.Parameter(ends[0].weight.detach().clone(), requires_grad=False)
-    return model.merge_and_unload()
+    return unloaded(model)
+
+
+def unloaded(model: Any) -> Any:
+    """PEFT's own merge, which warns of two ends that differ now, and unties the config in memory. That is meant: a
+    merge writes it into config.json and says so, and a reference only computes, which reads no config."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
+        return model.merge_and_unload()
 
 
 def _unchanged(weight: Any) -> Any:
