@@ -6142,6 +6142,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
+    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
     return trainer
 
 

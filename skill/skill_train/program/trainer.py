@@ -72,8 +72,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
         def create_optimizer(self, *positional: Any) -> Any:
-            """Restores the types of the run first. PEFT (0.21) makes the adapter of a checkpoint float32 when it is
-            read."""
+            """Restores the types of the run first: PEFT (0.21) reads the adapter of a checkpoint as float32."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
@@ -103,6 +102,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
+    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
     return trainer
 
 
