@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +16,7 @@ import tiny_families
 from gguf_faults import check_weights, exchanged, of_weights, planted, times
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.weights.tensors import check_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +53,32 @@ def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> Non
         if checks[file.path.name].verdict != "fail" or wrong[name][0] not in checks[file.path.name].detail
     }
     assert missed == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor", "block", "factor"),  # bytes of a block, which begins with its scale
+    [("q4_0", "blk.0.attn_v.weight", 18, 1.1), ("q4_k_m", "blk.1.ffn_up.weight", 22, 0.9)],
+)
+def test_a_scale_that_the_rows_of_a_coarse_type_do_not_show(
+    kind: str, tensor: str, block: int, factor: float, tmp_path: Path
+) -> None:
+    """A row of Q4_0 may be off by 0.3 of its length, and one of Q5_0 by 0.15."""
+
+    def edit(rows: np.ndarray) -> None:
+        scales = rows.reshape(len(rows), -1, block)[..., :2].view(np.float16)
+        scales *= np.float16(factor)
+
+    good = read_gguf(tiny_families.gguf("llama3", kind))
+    wrong = planted(good, tensor, edit, tmp_path / "wrong.gguf")
+    checks = said([good, wrong], tiny_families.folder("llama3"))
+    assert checks[good.path.name].verdict == "pass", checks[good.path.name].detail
+    assert checks["wrong.gguf"].verdict == "fail" and f"{tensor} is " in checks["wrong.gguf"].detail
+    unquantized = read_gguf(tiny_families.gguf("llama3"))
+    found = [
+        check_tensors(file, unquantized=unquantized, needs_output="", reference=tiny_families.folder("llama3"))
+        for file in (good, wrong)
+    ]
+    assert [check.verdict for check in found] == ["pass", "fail"] and "times the unquantized" in found[1].detail
 
 
 @pytest.mark.parametrize("family", tiny_families.by_default())

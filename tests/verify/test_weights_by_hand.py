@@ -21,7 +21,7 @@ from skill_train.verify.weights.change import ChangeSums
 from skill_train.verify.weights.check import _FileComparison
 from skill_train.verify.weights.places import Place, Places
 from skill_train.verify.weights.rounding import errors
-from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_bound
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_bound, wrong_length
 
 EMBEDDING = np.arange(1, 257, dtype=np.float32).reshape(8, 32)
 FULL = "token_embd.weight"
@@ -194,6 +194,37 @@ def test_the_share_of_a_change(kind: str, size: float, share: float, count: int,
     for half in (base[:, : count // 2], base[:, count // 2 :]):
         sums.add(half + np.float32(share * size), half + np.float32(size), half)
     assert sums.wrong_share(kind) == (pytest.approx(share, abs=1e-3) if found else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "length", "count", "found"),
+    [
+        ("Q4_K", 0.08, 1.10, 1 << 18, True),
+        ("Q4_K", 0.08, 0.90, 1 << 18, True),
+        ("Q4_K", 0.08, 1.04, 1 << 18, False),  # 0.01 and 6 times the square of the error are allowed
+        ("Q3_K", 0.17, 0.90, 1 << 18, False),
+        ("Q3_K", 0.17, 1.20, 1 << 18, True),
+        ("Q2_K", 0.32, 1.70, 1 << 18, True),
+        ("Q8_0", 0.006, 1.02, 1 << 18, True),
+        ("Q8_0", 0.006, 1.005, 1 << 18, False),
+        ("F16", 0.0, 1.10, 1 << 18, False),  # of which each weight is compared
+        ("Q4_K", 0.5, 0.7, 4, False),  # so few weights say nothing
+        ("Q4_K", 0.0, 0.0, 0, False),
+    ],
+)
+def test_the_length_of_a_weight(kind: str, error: float, length: float, count: int, found: bool) -> None:
+    rows, noise = np.random.default_rng(0).normal(size=(2, 1, count)).astype(np.float32)
+    stored = np.float32(length) * (rows + np.float32(error) * noise)
+    expected = pytest.approx(length, abs=0.005) if found else None
+    assert wrong_length(kind, 0, stored, rows) == expected
+    assert wrong_length(kind, 64, stored, rows) == expected  # a later part of a tensor
+    assert wrong_length(kind, 64, stored[:, :50_000], rows[:, :50_000]) is None  # the last rows are few
+
+
+def test_weights_that_a_block_has_no_scale_for_may_have_any_length() -> None:
+    """As embeddings of tokens that nobody trained."""
+    rows = np.full((1, 1 << 17), 1e-7, np.float32)
+    assert wrong_length("Q4_K", 0, 0 * rows, rows) is None
 
 
 @pytest.mark.parametrize("across", [True, False])

@@ -25,7 +25,7 @@ from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_
 from skill_train.verify.weights.change import ENOUGH, ChangeSums
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rounding import errors
-from skill_train.verify.weights.tensors import row_chunks, weights_of
+from skill_train.verify.weights.tensors import row_chunks, weights_of, wrong_length
 
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
 _SHOWN = 5  # names of tensors in a sentence
@@ -205,6 +205,9 @@ class _FileComparison:
                 row = int(wrong.argmax())
                 detail = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
                 fault = f"{tensor.name} is not {place.source}: {detail}"
+            length = None if fault else wrong_length(tensor.kind, rows.start, stored, values)
+            if length is not None:
+                fault = f"{tensor.name} is {length:.3g} times {place.source}"
         share = sums.wrong_share(tensor.kind)
         if not fault and share is not None:
             fault = f"{tensor.name} holds {share:.2f} of the adapter's change of {place.source}, and not all of it once"
