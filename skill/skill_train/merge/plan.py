@@ -17,8 +17,8 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
-from skill_train.model.adapter import Adapter, bad_adapter, pattern_value, whole_tensors
-from skill_train.model.lora_math import Change, linear, same, scaling
+from skill_train.model.adapter import Adapter, bad_adapter, pattern_value, scale_of, whole_tensors
+from skill_train.model.lora_math import Change, linear, same
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
 from skill_train.reference.checkpoint_names import TEXT
 
@@ -194,8 +194,7 @@ def _plan_module(
     rank = pattern_value(config["rank_pattern"], module, config["r"])
     if (len(a), b.shape[1]) != (rank, rank):
         raise _misfit(parts[pair[0]], f"rank {rank}, as {adapter.folder / 'adapter_config.json'} says", a.shape)
-    alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
-    scale = scaling(alpha, rank, bool(config.get("use_rslora")))
+    scale = scale_of(config, module)
     magnitude = adapter.tensor(parts["magnitude"]) if "magnitude" in parts else None
     transposed = "embedding_a" in pair or is_conv1d(base, target)
     plan.changes[target] = linear(a, b, scale, transposed=transposed, magnitude=magnitude)

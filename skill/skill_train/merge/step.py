@@ -102,6 +102,9 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Warn) -> StepResult[Mer
     require_writable(request.out.parent)
     with _digesting(model, tuned) as inputs:
         planned = _fitting_plan(model, tuned)
+        if lacks := with_peft.left_out(planned.base, planned.adapter):
+            names = f"the adapter's file lacks {len(lacks)} weights that its config names, such as {lacks[0]}"
+            warn("incomplete_adapter", f"{names}: the base stays there")
         ways = _ways(request.gate, planned)
         need = planned_bytes(planned.base, planned.plan, DTYPES[request.dtype] if request.dtype else None)
         require_space(request.out.parent, need, "the merged model")

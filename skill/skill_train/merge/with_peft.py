@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from skill_train.core.errors import VerificationFailed
+from skill_train.merge.plan import Base, wanted_parameters
+from skill_train.model.adapter import Adapter, is_regex, pattern_value
 from skill_train.model.weight_files import read_folder
+from skill_train.program.pictures.parts import vision_part
 from skill_train.reference import load as reference
-from skill_train.reference.checkpoint_names import TEXT
+from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_parameters
 from skill_train.reference.low_memory import unloaded
 
 
@@ -52,3 +55,21 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
             file.unlink()
     read_folder(part)
     return changed
+
+
+def left_out(base: Base, adapter: Adapter) -> list[str]:
+    """The weights of `target_modules` that the adapter's file lacks, but for experts and a choice of layers."""
+    config, changed = adapter.config, wanted_parameters(adapter)
+    if config["peft_type"] != "LORA" or any(config.get(key) for key in ("layers_to_transform", "exclude_modules")):
+        return []
+    named, parts = config.get("target_modules"), {vision_part(module) for module in adapter.modules}
+    patterns = {str(each): True for each in (named if isinstance(named, list) else [named]) if is_regex(str(each))}
+    found = [
+        name
+        for name in base.tensors.keys() - changed
+        if ".experts." not in name
+        and vision_part(name) in parts
+        and pattern_value(patterns, name.removesuffix(".weight"), default=False)
+    ]
+    unknown = unknown_parameters(empty_model(base.folder, base.task), found) if found else []
+    return sorted({*found} - {*unknown})

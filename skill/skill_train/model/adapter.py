@@ -222,12 +222,12 @@ def _read_config(folder: Path) -> JsonObject:
         config[name] = value
     for pattern in (config["rank_pattern"], config["alpha_pattern"]):
         for key, value in pattern.items():
-            if not _is_regex(key) or not isinstance(value, (int, float)):
+            if not is_regex(key) or not isinstance(value, (int, float)):
                 raise _bad_field(folder, f"the pattern {key!r}", value, "a regular expression and a number")
     return config
 
 
-def _is_regex(text: str) -> bool:
+def is_regex(text: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `[[` will change its meaning in a later Python; PEFT uses the present one
         try:

@@ -1,0 +1,69 @@
+"""An adapter whose file lacks weights that its config names: the merged model is the base there, and that is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import merging
+
+pytestmark = pytest.mark.slow
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merging.llama(tmp_path_factory.mktemp("left-out") / "base")
+
+
+def told(base: Path, work: Path, lacks: str, **options: Any) -> str | None:
+    """The warning of a merge without the tensors whose names hold these words."""
+    adapter = merging.adapter(base, work / "adapter", **options)
+    tensors = load_file(adapter / WEIGHTS)
+    left = {name: tensor for name, tensor in tensors.items() if lacks not in name}
+    assert (len(left) < len(tensors)) is (lacks != "nothing")
+    save_file(left, adapter / WEIGHTS, metadata={"format": "pt"})
+    return dict(merging.run(base, adapter, work)["said"]).get("incomplete_adapter")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "options", "count"),
+    [
+        ("layers.1.", {"targets": ["q_proj", "v_proj"]}, "lacks 2 "),
+        ("q_proj", {"targets": ["q_proj", "v_proj"]}, "lacks 2 "),
+        ("layers.0.mlp.up_proj", {"targets": r".*\.(up|down)_proj"}, "lacks 1 "),
+    ],
+    ids=["a layer", "a target", "a pattern"],
+)
+def test_what_the_file_lacks_is_told(
+    lacks: str, options: dict[str, Any], count: str, base: Path, tmp_path: Path
+) -> None:
+    message = told(base, tmp_path, lacks, **options)
+    assert message is not None and count in message and lacks in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"targets": ["q_proj", "v_proj"]},
+        {"targets": None},
+        {"targets": ["q_proj"], "layers_to_transform": [1]},
+        {"targets": ["q_proj", "v_proj"], "exclude_modules": ["layers.0.self_attn.q_proj"]},
+        {"targets": ["embed_tokens", "down_proj"], "modules_to_save": ["lm_head"]},
+    ],
+    ids=["two", "all", "of one layer", "but one", "the embedding"],
+)
+def test_a_whole_adapter_is_not_told(options: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    assert told(base, tmp_path, "nothing", **options) is None
+
+
+@pytest.mark.parametrize("targets", ["(", 5, [["q_proj"]]])
+def test_targets_that_mean_nothing(targets: Any, base: Path, tmp_path: Path) -> None:
+    """The weights alone are compared: beside logits PEFT refuses such a config."""
+    adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj"])
+    merging.edit(adapter / "adapter_config.json", target_modules=targets)
+    assert merging.run(base, adapter, tmp_path, gate="weights")["warned"] == []
