@@ -45,6 +45,15 @@ def test_rows_that_repeat_are_counted(commands: Commands, tmp_path: Path) -> Non
     assert "4 repeat an earlier row" in done.stderr
 
 
+def test_rows_that_were_cut_are_told(commands: Commands, one_step: tuple[Path, Done], tmp_path: Path) -> None:
+    """The plan knows bytes: 80 of them are 16 tokens or 40. The training has counted, and 24 tokens are half a row."""
+    rows = [{"text": f"{number} {'letter number ' * 5}"} for number in range(24)]
+    done = _local(commands, tmp_path, rows, "--max-steps", "1", "--max-length", "24")
+    assert done.data["data"]["truncated_rows"] == 24
+    assert _warnings(done)["truncated"] == "24 of 24 rows were cut at max_length: their ends were not trained"
+    assert "truncated" not in _warnings(one_step[1])
+
+
 def test_only_what_the_user_said_is_called_asked(one_step: tuple[Path, Done]) -> None:
     """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
     folder, done = one_step

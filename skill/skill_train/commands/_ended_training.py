@@ -79,6 +79,10 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
         if check.verdict == "warn":
             console.warn(check.name, f"{check.name}: {check.detail}")
     warn_of_repeats(console, record.data)
+    if 100 * (cut := record.data.truncated_rows or 0) >= max(record.data.rows, 1):
+        console.warn(
+            "truncated", f"{cut} of {record.data.rows} rows were cut at max_length: their ends were not trained"
+        )
     missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
     if missed:
         console.warn(
