@@ -175,6 +175,21 @@ def test_no_grammar_and_no_schema_ends_the_server(shared: Served) -> None:
     assert post(f"{root}/extras/detokenize", {"tokens": [64]}, dict)["text"]
 
 
+def test_the_newer_name_of_the_most_tokens_and_the_number_of_answers(made: tuple[Path, Path], shared: Served) -> None:
+    """By itself the server passes over both: an answer of any length, and one where two were asked for."""
+    import openai
+
+    asked, ask = client(shared), {"model": "x", "messages": [serving.user("x")]}
+    never = {str(read_gguf(made[1]).metadata["tokenizer.ggml.eos_token_id"]): -100}
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = asked.chat.completions.create(**ask, logit_bias=never, n=1, **{name: 3})
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
+    with pytest.raises(openai.BadRequestError, match="n: "):
+        asked.chat.completions.create(**ask, n=2, max_tokens=3)
+    with pytest.raises(openai.BadRequestError, match="n: "):
+        asked.completions.create(model="x", prompt="x", n=2, max_tokens=3)
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

@@ -149,7 +149,7 @@ def _own_requests(job: ServerJob) -> None:
     """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
     and messages and tools as they were sent."""
     from llama_cpp.server import types
-    from pydantic import create_model
+    from pydantic import AliasChoices, Field, create_model
 
     sampling = job.sampling
     defaults: dict[str, Any] = {
@@ -158,12 +158,13 @@ def _own_requests(job: ServerJob) -> None:
         "top_p": (float, sampling.top_p),
         "min_p": (float, sampling.min_p),
         "repeat_penalty": (float, sampling.repetition_penalty),
+        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
     }
     as_sent: dict[str, Any] = {
         "messages": (list[dict[str, Any]], ...),
         "tools": (list[dict[str, Any]] | None, None),
         "response_format": (dict[str, Any] | None, None),
-        "max_tokens": (int | None, None),
+        "max_tokens": (int | None, Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))),
     }
     for name, fields in (
         ("CreateChatCompletionRequest", defaults | as_sent),
