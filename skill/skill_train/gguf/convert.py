@@ -78,7 +78,7 @@ def convert(
     """Writes `out/<name>-<type>.gguf`.
 
     Args:
-        ready: the process of `converter.ready`.
+        ready: the process of `run_converter.ready`.
         meanwhile: called when the converter begins, because the converter leaves all cores but one free. It is not
             called if the file already exists.
         check: called with the written file before it gets its name; what it raises leaves no file.
