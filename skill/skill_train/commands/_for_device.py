@@ -181,7 +181,7 @@ def answer_of(question: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tup
         choice.because,
         code="no_memory",
         expected="a file that fits the device and keeps the limits",
-        hint="a smaller model or --context, a lower limit, or a device with more memory",
+        hint="another --quant, a limit that allows more, a smaller model or --context, or a device with more memory",
     )
 
 
