@@ -45,10 +45,7 @@ from skill_train.train import measured_speed
 
 def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe in a file, with the options of the command line instead of its values."""
-    if file is None:
-        return fields.from_dict(flags)
-    loaded = dataclasses.asdict(fields.load(file))
-    return fields.from_dict({key: value for key, value in loaded.items() if value is not None} | flags)
+    return fields.from_dict(flags if file is None else fields.read(file) | flags)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
 
 def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
-    loaded = asdict(fields.load(file)) if file is not None else {}
+    loaded = fields.read(file) if file is not None else {}
     values = {key: value for key, value in loaded.items() if value is not None} | flags
     if "data" not in values:
         raise UsageError(
@@ -141,7 +141,7 @@ def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
             hint="skill-train data --help",
         )
     checked = fields.from_dict({"model": "none", **values})
-    return dataclasses.replace(checked, model=values.get("model", ""))
+    return checked if "model" in values else dataclasses.replace(checked, model="")
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,14 @@ _TYPES: dict[str, object] = get_type_hints(Recipe)
 
 
 def load(path: Path) -> Recipe:
-    """The recipe in a YAML or JSON file. A relative `model` or `data` is searched beside the file, then here.
+    return from_dict(read(path))
+
+
+def read(path: Path) -> dict[str, object]:
+    """The values in a YAML or JSON file, for `from_dict`. A relative `model` or `data` is looked for beside it first.
 
     Raises:
-        UsageError: the file is missing or not YAML, or it has an unknown key, or a wrong type or value.
+        UsageError: the file is missing or not YAML.
     """
     import yaml
 
@@ -167,17 +171,10 @@ def load(path: Path) -> Recipe:
     except (yaml.YAMLError, *_OF_YAML) as error:
         raise bad_recipe(f"{path} is not YAML: {_one_line(error)}", hint=_WRITE) from None
     if not isinstance(document, dict):
-        raise bad_recipe(
-            f"{path} is not a recipe",
-            expected="model: …\ndata: …",
-            hint=_WRITE,
-        )
-    return from_dict(
-        {
-            key: _from_recipe_folder(path, value) if key in ("model", "data") else value
-            for key, value in document.items()
-        }
-    )
+        raise bad_recipe(f"{path} is not a recipe", expected="model: …\ndata: …", hint=_WRITE)
+    return {
+        key: _from_recipe_folder(path, value) if key in ("model", "data") else value for key, value in document.items()
+    }
 
 
 def from_dict(values: Mapping[str, object]) -> Recipe:
@@ -284,7 +281,7 @@ def _check_values(recipe: Recipe) -> None:
             raise bad_recipe(
                 f"the recipe has no {key}",
                 expected=FIELDS[key].metadata["help"],
-                hint="skill-train local --model MODEL --data DATA",
+                hint=f"give --{key} {key.upper()}, or a recipe that has {key}",
             )
     _check_choices(recipe)
     _check_score(recipe)
