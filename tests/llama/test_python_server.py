@@ -190,6 +190,26 @@ def test_the_newer_name_of_the_most_tokens_and_the_number_of_answers(made: tuple
         asked.completions.create(model="x", prompt="x", n=2, max_tokens=3)
 
 
+def test_what_cannot_be_answered_is_refused_and_the_model_has_its_name(shared: Served) -> None:
+    """By itself the server answers no messages with invented text, and probabilities with none; it tells the path of
+    the file. HTTP 500 would be sent again by clients."""
+    chat = f"{shared.url}/chat/completions"
+    for body in (
+        b'{"messages": [}',
+        b"\xff",
+        b"5",
+        b'{"messages": []}',
+        b'{"messages": [{"role": "user", "content": "x"}], "logprobs": true}',
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(chat, body, {"Content-Type": "application/json"}))
+        assert (caught.value.code, bool(json.load(caught.value)["error"]["message"])) == (400, True), body
+    ask = {"messages": [serving.user("x")], "max_tokens": 1}
+    for words in (ask, ask | {"model": "gpt-4"}):
+        assert post(chat, words, dict)["model"] == "tiny"
+    assert post(f"{shared.url}/completions", {"prompt": "x", "max_tokens": 1}, dict)["model"] == "tiny"
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

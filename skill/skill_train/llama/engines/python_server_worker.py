@@ -140,7 +140,8 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
             hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
-        _refuse_what_crashes(server, llama)
+        _refuse_what_crashes(server, llama, job.name)
+        app.add_exception_handler(ValueError, _refuse_what_is_no_json)
         _tell_errors(server)
     return app, llama
 
@@ -161,7 +162,7 @@ def _own_requests(job: ServerJob) -> None:
         "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
     }
     as_sent: dict[str, Any] = {
-        "messages": (list[dict[str, Any]], ...),
+        "messages": (list[dict[str, Any]], Field(min_length=1)),
         "tools": (list[dict[str, Any]] | None, None),
         "response_format": (dict[str, Any] | None, None),
         "max_tokens": (int | None, Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))),
@@ -205,13 +206,25 @@ class _Refused(ValueError):
     """Of a request: the answer is HTTP 400."""
 
 
-def _refuse_what_crashes(server: Any, llama: Any) -> None:
+async def _refuse_what_is_no_json(request: Any, error: Exception) -> Any:
+    """The server reads the body once more when it tells an error, which fails again."""
+    from starlette.responses import JSONResponse
+
+    problem = {"message": f"the request is not JSON: {error}", "type": "invalid_request_error"}
+    return JSONResponse({"error": problem}, status_code=400)
+
+
+def _refuse_what_crashes(server: Any, llama: Any, name: str) -> None:
+    """And names the model in each answer, where the server writes what it was asked for, or the path of the file."""
     handler, prepare, detokenize = server.RouteErrorHandler, server.prepare_request_resources, llama.detokenize
     wrapper, words = handler.error_message_wrapper, llama.n_vocab()
 
-    def prepared(body: Any, *more: Any) -> Any:
+    def prepared(body: Any, proxy: Any, model: Any, options: dict[str, Any]) -> Any:
         _require_no_grammar(body)
-        return prepare(body, *more)
+        if body.logprobs or getattr(body, "top_logprobs", None):
+            raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
+        options["model"] = name
+        return prepare(body, proxy, model, options)
 
     def detokenized(tokens: list[int], *more: Any, **options: Any) -> Any:
         if not all(0 <= token < words for token in tokens):
