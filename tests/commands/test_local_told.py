@@ -54,6 +54,27 @@ def test_rows_that_were_cut_are_told(commands: Commands, one_step: tuple[Path, D
     assert "truncated" not in _warnings(one_step[1])
 
 
+def test_rows_that_were_left_out_are_told_with_the_epochs_that_they_made(commands: Commands, tmp_path: Path) -> None:
+    """The plan made the steps of all rows: three epochs of them are twelve of the quarter that has answers left."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "long " * 60 * bool(n % 4) + str(n)},
+                {"role": "assistant", "content": "a"},
+            ]
+        }
+        for n in range(16)
+    ]
+    (tmp_path / "recipe.yaml").write_text(
+        f"model: {tiny.cached('gemma')}\ndata: {training.write_data(tmp_path, rows)}\nmax_length: 48\n"
+        "effective_batch_size: 4\nnum_train_epochs: 1\nskip_untrained_rows: true\n"
+    )
+    words = ("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    warned = _warnings(commands.run(tmp_path, dict(os.environ), *words))
+    assert warned["skipped"] == "12 of 16 rows were left out, because nothing of them was left to train"
+    assert warned["epochs"] == "4 steps are 4 epochs of the 4 rows, so rows are repeated"
+
+
 def test_only_what_the_user_said_is_called_asked(one_step: tuple[Path, Done]) -> None:
     """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
     folder, done = one_step

@@ -79,10 +79,14 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
         if check.verdict == "warn":
             console.warn(check.name, f"{check.name}: {check.detail}")
     warn_of_repeats(console, record.data)
-    if 100 * (cut := record.data.truncated_rows or 0) >= max(record.data.rows, 1):
+    cut, skipped = record.data.truncated_rows or 0, record.data.skipped_rows or 0
+    if 100 * cut >= max(record.data.rows, 1):
         console.warn(
             "truncated", f"{cut} of {record.data.rows} rows were cut at max_length: their ends were not trained"
         )
+    if skipped:
+        rows = f"{skipped} of {record.data.rows + skipped} rows were left out"
+        console.warn("skipped", f"{rows}, because nothing of them was left to train")
     missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
     if missed:
         console.warn(
