@@ -94,7 +94,8 @@ def stored_run(record: CloudRecord) -> StoredRun | None:
     listed, bucket = {file.path: file for file in _listed(record)}, record.bucket or ""
     markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
-    markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed])
+    texts = _fetch(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed])
+    markers = {name: document for name, text in texts.items() if (document := _document(text)) is not None}
     end = markers.get(MARKER) or {}
     state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
     promised = _digests(end.get("files")) or {} if state == "done" else {}
@@ -132,9 +133,9 @@ def stored_records(record: CloudRecord, names: tuple[str, ...]) -> StoredRecords
     """
     listed = _listed(record)
     files = [file for file in listed if file.path in names]
-    texts = _fetch(record.bucket or "", [file.remote for file in files])
+    texts = _fetch(record.bucket or "", files)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
-    dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
+    dated_texts = {file.path: (texts[file.path], file.uploaded_at) for file in files if file.path in texts}
     return StoredRecords(dated_texts, max(steps, default=0))
 
 
@@ -143,16 +144,18 @@ def what_is_left_of(data: CloudData) -> str:
     if (name := data.repository) is not None:
         there = patiently(lambda: repositories.find("dataset", name, data.revision))
         return "" if there else "no such commit"
-    bucket, folder = data.bucket or "", data.folder or ""
-    files = or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder))) or []
+    files = _files_in(data.bucket or "", data.folder or "")
     size = sum(file.size for file in files)
     return "" if len(files) >= (data.files or 1) and size >= (data.bytes or 0) else f"{len(files)} files, {size} bytes"
 
 
 def _listed(record: CloudRecord) -> list[BucketFile]:
-    bucket, folder = record.bucket, record.folder
-    if not (bucket and folder):  # no job has begun
+    if not (record.bucket and record.folder):  # no job has begun
         return []
+    return _files_in(record.bucket, record.folder)
+
+
+def _files_in(bucket: str, folder: str) -> list[BucketFile]:
     return or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder))) or []
 
 
@@ -191,14 +194,8 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     return digests if all(re.fullmatch("[0-9a-f]{64}", digest["sha256"]) for digest in digests.values()) else None
 
 
-def _read_json(bucket: str, files: list[BucketFile]) -> dict[str, JsonObject]:
-    """JSON documents by their path in the folder. Incomplete documents are left out."""
-    texts = _fetch(bucket, [file.remote for file in files])
-    documents = {file.path: _document(texts[file.remote]) for file in files if file.remote in texts}
-    return {name: document for name, document in documents.items() if document is not None}
-
-
 def _document(text: str) -> JsonObject | None:
+    """The JSON object in a text; None if it is incomplete."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -206,13 +203,11 @@ def _document(text: str) -> JsonObject | None:
     return document if isinstance(document, dict) else None
 
 
-def _fetch(bucket: str, remotes: list[str]) -> dict[str, str]:
-    """The text of small files, by their path in the bucket."""
+def _fetch(bucket: str, files: list[BucketFile]) -> dict[str, str]:
+    """The text of small files, by their path in the folder."""
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        places = {remote: Path(folder) / str(number) for number, remote in enumerate(remotes)}
-        patiently(lambda: jobs.download(bucket, list(places.items())))
+        places = [(file, Path(folder) / str(number)) for number, file in enumerate(files)]
+        patiently(lambda: jobs.download(bucket, [(file.remote, path) for file, path in places]))
         return {
-            remote: path.read_text(encoding="utf-8", errors="replace")
-            for remote, path in places.items()
-            if path.is_file()
+            file.path: path.read_text(encoding="utf-8", errors="replace") for file, path in places if path.is_file()
         }
