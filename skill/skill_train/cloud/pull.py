@@ -110,7 +110,8 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
         if _has_this_record(run, folder / "train.json"):
             del sources["train.json"]
-        files = [StoredFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
+        sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in sources.items()}
+        files = [StoredFile(name, "", size, promised.get(name)) for name, size in sizes.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
         outputs |= {name: file_digest(run.path / name) for name in ("train.json",) if name not in sources}
@@ -221,8 +222,9 @@ def _partial_path(run: RunDir, file: StoredFile) -> Path:
 def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
     """Checks a fetched file and gives it its final name; returns its digest."""
     part, final = _partial_path(run, file), run.path / file.name
-    if file.digest is None:
-        _cut_to_whole_lines(part)
+    if file.digest is None and part.suffix == ".jsonl" and part.is_file():
+        data = part.read_bytes()
+        part.write_bytes(data[: data.rfind(b"\n") + 1])  # a killed job may leave an incomplete last line
     digest = file_digest(part) if part.is_file() else None
     if digest is None or (file.digest is not None and digest != file.digest):
         raise VerificationFailed(
@@ -239,13 +241,6 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
     return digest
 
 
-def _cut_to_whole_lines(part: Path) -> None:
-    """Removes an incomplete last line, which a killed job may leave in files without a digest."""
-    if part.suffix == ".jsonl" and part.is_file():
-        data = part.read_bytes()
-        part.write_bytes(data[: data.rfind(b"\n") + 1])
-
-
 def _is_torn(part: Path) -> bool:
     """Whether a JSON document without a digest is incomplete, so that it cannot be used."""
     if part.suffix != ".json" or not part.is_file():
@@ -255,7 +250,3 @@ def _is_torn(part: Path) -> bool:
     except (ValueError, RecursionError):
         return True
     return False
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

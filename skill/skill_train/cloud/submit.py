@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import tempfile
 from dataclasses import dataclass
@@ -117,7 +118,10 @@ def submit(run: RunDir, order: Order, *, force_new: bool) -> Sent:
         plan_record.write(run.plan, order.plan)
         write_text(run.recipe, to_yaml(order.plan.recipe_file()))
         cloud_record.write(run, record)
-        record = _with_data(run, order, record)
+        if order.staged is not None:
+            data = upload(order.staged, order.namespace, order.data_repo)
+            record = msgspec.structs.replace(record, data=data)
+            cloud_record.write(run, record)
         job = CloudJob(
             number=1,
             state="starting",
@@ -286,24 +290,15 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
     if record is not None and (record.plan_hash, record.namespace) == (order.plan_hash, order.namespace):
         return msgspec.structs.replace(record, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
-        run_id=cloud_record.new_run_id(),
+        run_id=secrets.token_hex(6),
         plan_hash=order.plan_hash,
         namespace=order.namespace,
         hub_model_id=order.plan.policy.hub_model_id or "",
     )
 
 
-def _with_data(run: RunDir, order: Order, record: CloudRecord) -> CloudRecord:
-    """Uploads local data. Files that are already there are not sent again."""
-    if order.staged is None:
-        return record
-    data = upload(order.staged, order.namespace, order.data_repo)
-    record = msgspec.structs.replace(record, data=data)
-    cloud_record.write(run, record)
-    return record
-
-
 def upload(staged: Staged, namespace: str, data_repo: str | None) -> CloudData:
+    """Uploads local data. Files that are already there are not sent again."""
     where = stage_data.mount_path(staged)
     size = f"{megabytes(staged.bytes)} in {len(staged.files)} files"
     with stage_data.folder_of(staged) as folder:

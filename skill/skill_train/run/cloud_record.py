@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import secrets
 import shlex
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -19,8 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from skill_train.core.errors import UsageError
-from skill_train.core.files import write_json
-from skill_train.run import plan_record
+from skill_train.run import plan_record, records
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
 from skill_train.run.plan_record import Plan
@@ -130,10 +128,6 @@ class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return msgspec.structs.replace(self, jobs=tuple(sorted((*others, job), key=lambda each: each.number)))
 
 
-def new_run_id() -> str:
-    return secrets.token_hex(6)
-
-
 def plan_hash(plan: Plan) -> str:
     """16 hex digits that change with what is trained and with what it is trained on."""
     values = {
@@ -155,7 +149,7 @@ def record_path(run: RunDir) -> Path:
 
 
 def write(run: RunDir, record: CloudRecord) -> None:
-    write_json(record_path(run), msgspec.to_builtins(record))
+    records.write(record_path(run), record)
 
 
 def read(run: RunDir) -> CloudRecord | None:
