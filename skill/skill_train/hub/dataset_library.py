@@ -91,7 +91,12 @@ def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
         if isinstance(error, DatasetsError) or str(error).startswith("Dataset scripts are no longer"):
             raise _unreadable(resource, error) from None
         if isinstance(error, ValueError) and str(error).startswith(("Unknown split", "BuilderConfig", "Config name")):
-            raise _no_such_part(resource, error) from None
+            raise UsageError(
+                f"{resource} has no such split or configuration",
+                code="bad_split",
+                got=_line(error),
+                hint=f"see {resource.page}, then set --split, or data_config in a recipe",
+            ) from None
         raise
 
 
@@ -121,15 +126,6 @@ def _unreadable(resource: HubResource, error: Exception) -> UsageError:
         expected="files of rows, such as JSON Lines or Parquet",
         got=_line(error),
         hint="try another data_revision, or download the files, repair them and use the local copy",
-    )
-
-
-def _no_such_part(resource: HubResource, error: Exception) -> UsageError:
-    return UsageError(
-        f"{resource} has no such split or configuration",
-        code="bad_split",
-        got=_line(error),
-        hint=f"see {resource.page}, then set --split, or data_config in a recipe",
     )
 
 

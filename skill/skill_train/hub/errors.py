@@ -101,7 +101,12 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return unreachable(resource, _reason(cause or error))
     if isinstance(error, (json.JSONDecodeError, httpx2.InvalidURL, errors.FileMetadataError)):
-        return _not_the_hub(error, resource)
+        return Temporary(  # no JSON, no metadata of the file, or a name that makes no address
+            f"the answer for {resource} did not come from the Hub",
+            code="hub_error",
+            got=_reason(error),
+            hint="check HF_ENDPOINT and the proxy, then run the same command again",
+        )
     if isinstance(error, OSError):
         return _disk_error(error, resource)
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
@@ -271,17 +276,6 @@ def _disk_error(error: OSError, resource: HubResource) -> SkillTrainError:
         expected="a writable folder",
         got=str(error),
         hint="set HF_HOME to a writable folder",
-    )
-
-
-def _not_the_hub(error: Exception, resource: HubResource) -> Temporary:
-    """The error for an answer that cannot come from the Hub: no JSON, no metadata of the file, or a name that makes no
-    address."""
-    return Temporary(
-        f"the answer for {resource} did not come from the Hub",
-        code="hub_error",
-        got=_reason(error),
-        hint="check HF_ENDPOINT and the proxy, then run the same command again",
     )
 
 

@@ -69,10 +69,10 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
     try:
         return ask(resource, lambda: _ask_model(model, revision))
     except Temporary:
-        cached = _cached(model, revision)
-        if cached is None:
+        if (folder := snapshot(model, revision)) is None:
             raise
-        return cached
+        facts = read_model(folder, weights_needed=False)
+        return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
     except UsageError as error:
         raise or_other_kind(error, resource) from None
 
@@ -243,15 +243,6 @@ def tokenizer_settings(model: str, revision: str | None) -> Path | None:
         return ask(HubResource("model", model), lambda: _file(model, "tokenizer_config.json", revision)).parent
     except SkillTrainError:  # the training itself will need the file, and says what is wrong
         return None
-
-
-def _cached(model: str, revision: str | None) -> ModelFacts | None:
-    """The facts of a cached snapshot; None if there is none with a config."""
-    folder = snapshot(model, revision)
-    if folder is None:
-        return None
-    facts = read_model(folder, weights_needed=False)
-    return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
 
 
 def snapshot(model: str, revision: str | None) -> Path | None:

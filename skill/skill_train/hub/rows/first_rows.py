@@ -191,7 +191,13 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
     for column, value in row.items():
         column_name = _column(column)
         if column_name in changed:
-            raise _two_columns(where, column, column_name)
+            raise UsageError(
+                f"{where} has two columns that `datasets` calls {column_name[:80]}, and keeps one of them",
+                code="unreadable_dataset",
+                expected="one column of that name once file_name has become image, and x_file_name x",
+                got=column[:80],
+                hint="rename or remove one of them in the table",
+            )
         if not FILE_NAME.fullmatch(column):
             changed[column_name] = value
         elif isinstance(value, list):
@@ -199,16 +205,6 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
         else:
             changed[column_name] = picture(value) if value else None
     return changed
-
-
-def _two_columns(where: str, column: str, name: str) -> UsageError:
-    return UsageError(
-        f"{where} has two columns that `datasets` calls {name[:80]}, and keeps one of them",
-        code="unreadable_dataset",
-        expected="one column of that name once file_name has become image, and x_file_name x",
-        got=column[:80],
-        hint="rename or remove one of them in the table",
-    )
 
 
 def _column(name: str) -> str:
