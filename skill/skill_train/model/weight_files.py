@@ -131,7 +131,7 @@ def wide_rows(stored: StoredTensor, most: int) -> Iterator[Callable[[int, int], 
         def read(start: int, stop: int) -> tuple[Any, Any]:
             file.seek(stored.start + start * row_bytes)
             if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
-                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
+                raise _incomplete(stored)
             values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
             values = values.view(stop - start, columns)
             return values, wide[: stop - start].copy_(values)
@@ -151,7 +151,7 @@ def read_rows(stored: StoredTensor, start: int, stop: int) -> Any:
         while read < len(buffer):  # one read returns at most 2 GiB
             count = file.readinto(memoryview(buffer)[read:])
             if not count:
-                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
+                raise _incomplete(stored)
             read += count
     return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
 
@@ -185,7 +185,7 @@ def _pieces(stored: StoredTensor) -> Iterator[bytes]:
         while bytes_left:
             block = file.read(min(bytes_left, _COPIED_BYTES))
             if not block:
-                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
+                raise _incomplete(stored)
             yield block
             bytes_left -= len(block)
 
@@ -237,6 +237,10 @@ def torch_dtype(dtype: str) -> Any:
     import torch
 
     return {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
+
+
+def _incomplete(stored: StoredTensor) -> UsageError:
+    return UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
 
 
 def _no_weights(folder: Path) -> UsageError:
