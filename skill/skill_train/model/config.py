@@ -10,9 +10,7 @@ from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
 from skill_train.model.convertible import cache, from_config
 from skill_train.model.parameter_count import ParameterCount, TextShape
-from skill_train.model.tower import positive, read_tower
-
-Config = Mapping[str, Any]
+from skill_train.model.tower import Config, positive, read_tower
 
 # Each field with the keys that configs use for it.
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -124,7 +122,9 @@ def read(
     sizes = _sizes(config, text)
     quantization = _quantization(config, text)
     parameters, unknown = _parameters(config, text, sizes, stored, quantization)
-    refused = from_config.why_not(text, config, files=files) or _why_no_pictures(config)
+    refused = from_config.why_not(text, config, files=files)
+    if not refused and is_vision(config) and config.get("model_type") not in TEXT_OF_VISION:
+        refused = from_config.why_no_projector(config)  # a GGUF file that reads no pictures is useless then
     kinds = cache.cached_layers(text, sizes["layers"])
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
@@ -152,13 +152,6 @@ def read(
         **parameters,
     )
     return _with_reasons(facts, unknown, stored)
-
-
-def _why_no_pictures(config: Config) -> str | None:
-    """Why a GGUF file of this model reads no pictures, where that makes it useless."""
-    if not is_vision(config) or config.get("model_type") in TEXT_OF_VISION:
-        return None
-    return from_config.why_no_projector(config)
 
 
 def text_config(config: Config) -> Config:

@@ -6,11 +6,8 @@ Found by loading a tiny file of each kind and reading the sizes that llama.cpp p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from skill_train.model.tower import positive
-
-Config = Mapping[str, Any]
+from skill_train.model.tower import Config, positive
 
 # Kinds of layers that keep a state of fixed size, or nothing (`layer_types`, and Nemotron's `layers_block_type`).
 _WITHOUT = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "mlp", "moe")

@@ -9,13 +9,10 @@ logits with those of transformers (llama-cpp-python 0.3.36, transformers 5.23), 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
-from skill_train.model.tower import positive
-
-Config = Mapping[str, Any]
+from skill_train.model.tower import Config, positive
 
 # Names that transformers 5 writes, and the converter's names for them: architectures, and layer types of Granite's
 # hybrids.
@@ -98,7 +95,8 @@ def why_no_projector(config: Config, projectors: Collection[str] = llama_archite
     Args:
         projectors: the architectures of the converter's registry of them.
     """
-    name = projector_architecture(config)
+    # The converter looks up the name of the vision part, if it has its own.
+    name = architecture(config.get("vision_config") or {}, config)
     if name is None:
         return None
     if name not in projectors:
@@ -124,11 +122,6 @@ def _why_no_pixtral(config: Config, name: str) -> str | None:
     if config.get("projector_hidden_act", "gelu") != "gelu":
         return "llama.cpp computes Pixtral's projector with GELU, and projector_hidden_act says another function"
     return None
-
-
-def projector_architecture(config: Config) -> str | None:
-    """The name that the converter looks up for the projector: that of the vision part, if it has its own."""
-    return architecture(config.get("vision_config") or {}, config)
 
 
 def unread_window_warning(window: int, name: str, longest: int = 0) -> str:
@@ -168,10 +161,6 @@ def as_published(config: Config) -> JsonObject:
     if config.get("model_type") == "granitemoehybrid" and isinstance(layers, list):
         changes["layer_types"] = [LAYERS.get(kind, kind) for kind in layers]
     return changes
-
-
-def _is_sequential_falcon(config: Config) -> bool:
-    return not config.get("new_decoder_architecture") and config.get("parallel_attn") is False
 
 
 def _is_scaled_otherwise(config: Config) -> bool:
@@ -237,27 +226,24 @@ _AS_MANY_HEADS = (
     lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
     "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
 )
+
+
+def _lacks_rotated(key: str) -> tuple[Callable[[Config], bool], str]:
+    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
+    return lambda config: key not in config, why
+
+
 # For each architecture, conditions on its config.json, and why a model that meets one cannot be converted.
 _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
-    "BambaForCausalLM": (
-        (
-            lambda config: "attn_rotary_emb" not in config,
-            "llama.cpp's converter reads the rotated part of a head from attn_rotary_emb, which config.json lacks",
-        ),
-    ),
-    "MiniMaxM2ForCausalLM": (
-        (
-            lambda config: "rotary_dim" not in config,
-            "llama.cpp's converter reads the rotated part of a head from rotary_dim, which config.json lacks",
-        ),
-    ),
+    "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
+    "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
     "FalconForCausalLM": (
         (
             lambda config: config.get("alibi") is True,
             "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi (alibi: true)",
         ),
         (
-            _is_sequential_falcon,
+            lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
             "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
         ),
         (

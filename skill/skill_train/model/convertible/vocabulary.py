@@ -85,7 +85,6 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
 
     Args:
         name: the architecture that the converter looks up.
-
     """
     if name in _PHI3 and not (folder / "tokenizer.model").is_file() and not _says_gpt2(folder):
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
