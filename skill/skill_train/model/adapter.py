@@ -96,6 +96,8 @@ def read_adapter(folder: Path) -> Adapter:
     modules: dict[str, dict[str, str]] = {}
     replaced: dict[str, str] = {}
     shared = set()
+    # PEFT's own test (peft 0.21, `_set_trainable`): the name of a module ends with a listed one.
+    saved_names = tuple(name for name in config["modules_to_save"] if isinstance(name, str))
     twice: dict[str, dict[str, str]] = {"modules_to_save": {}, "original_module": {}}
     for name in tensors if config["peft_type"] == "LORA" else ():
         module, kind = _kind(name, tensors[name])
@@ -109,7 +111,7 @@ def read_adapter(folder: Path) -> Adapter:
         if plain in replaced:
             raise _unreadable(name, f"a second value for {plain}")
         replaced[plain] = name
-        if plain != module or not _is_saved_module(config, plain.rpartition(".")[0]):
+        if plain != module or not plain.rpartition(".")[0].endswith(saved_names):
             shared.add(plain)
     copies, originals = twice.values()
     _require_same(tensors, replaced, copies, originals)
@@ -294,8 +296,3 @@ def _kind(name: str, stored: StoredTensor) -> tuple[str, str | None]:
 def _unreadable(name: str, got: str) -> UsageError:
     names = "names and types as PEFT's save_pretrained writes them"
     return bad_adapter(f"the adapter's tensor {name!r} is not supported", names, got)
-
-
-def _is_saved_module(config: JsonObject, module: str) -> bool:
-    """PEFT's own test (peft 0.21, `_set_trainable`): the name ends with a listed one."""
-    return any(isinstance(name, str) and module.endswith(name) for name in config["modules_to_save"])

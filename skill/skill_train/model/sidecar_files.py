@@ -26,8 +26,10 @@ PROCESSOR = "preprocessor_config.json"  # how a vision model prepares pictures
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """The files that belong to a model beside its weights, without links to other places."""
-    return [path for path in files_of_base(folder) if _is_own(path, folder)]
+    """The files that belong to a model beside its weights. A link may lead to the `blobs` of the Hub's cache. Any other
+    could include a private file of this machine, and a push would publish it."""
+    roots = roots_of(folder)
+    return [path for path in files_of_base(folder) if any(path.resolve().is_relative_to(root) for root in roots)]
 
 
 def model_digests(folder: Path) -> dict[str, FileDigest]:
@@ -98,9 +100,3 @@ def _text(file: Path) -> str:
             expected="text in UTF-8",
             hint="save the file as UTF-8, or download it again",
         ) from None
-
-
-def _is_own(path: Path, folder: Path) -> bool:
-    """Whether the file is in the folder, or is a link to the `blobs` of the Hub's cache. Any other link could include a
-    private file of this machine, and a push would publish it."""
-    return any(path.resolve().is_relative_to(root) for root in roots_of(folder))
