@@ -17,6 +17,7 @@ from skill_train.program.pictures.find import PICTURE, lift_pictures, media_besi
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
 _SYSTEM = ("system", "developer")
+HALF_A_PAIR = "the text contains half a surrogate pair, which no tokenizer can read"
 _KNOWN = {*_SYSTEM, "user", "assistant", *TOOLS}
 
 
@@ -65,7 +66,7 @@ def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Ch
         except Refused as refusal:
             return _refusal(_kind(row, required, refusal.error), refusal.error["message"])
         except UnicodeEncodeError:
-            return _refusal("not_utf8", "the text contains half a surrogate pair, which no tokenizer can read")
+            return _refusal("not_utf8", HALF_A_PAIR)
         if not turns:
             return size, 0, None
         return size, turns, _order(tuple(message["role"] for message in example["messages"]))
@@ -134,7 +135,7 @@ def column_checker(columns: dict[str, str]) -> Check:
         try:
             return sum(_deep_bytes(value) for value in values.values()), 0, None
         except UnicodeEncodeError:
-            return _refusal("not_utf8", "the text contains half a surrogate pair, which no tokenizer can read")
+            return _refusal("not_utf8", HALF_A_PAIR)
 
     return check
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code
 from skill_train.data import read_rows
-from skill_train.data.check_row import example_of, unread_media_in
+from skill_train.data.check_row import HALF_A_PAIR, example_of, unread_media_in
 from skill_train.data.row_pictures import PROBLEMS, RowPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
@@ -122,7 +122,7 @@ def refused_row(
             refusal.error["hint"] = leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
-        f"{where}: the text contains half a surrogate pair, which no tokenizer can read",
+        f"{where}: {HALF_A_PAIR}",
         code="bad_row",
         expected="text in Unicode",
         got=repr(values)[:80],

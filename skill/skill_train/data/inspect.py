@@ -101,14 +101,10 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
 
 def _usual_format(first: Row, row: Row, pictures: bool) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
-    detected = detect(row, pictures=pictures)
-    same = detect(first, pictures=pictures)
-    alike = (
-        detected is not None
-        and same is not None
-        and (same.format, same.required) == (detected.format, detected.required)
-    )
-    return detected if alike else None
+    detected, same = detect(row, pictures=pictures), detect(first, pictures=pictures)
+    if detected is None or same is None or (same.format, same.required) != (detected.format, detected.required):
+        return None
+    return detected
 
 
 def check_for(

@@ -293,12 +293,8 @@ def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:
     if example["kind"] == "text":
         return f"⟦{example['text']}⟧"
     if example["kind"] == "completion":
-        whole = loss_on == "all"
-        return (
-            f"⟦{example['prompt']}{example['completion']}⟧"
-            if whole
-            else f"{example['prompt']}⟦{example['completion']}⟧"
-        )
+        prompt, completion = example["prompt"], example["completion"]
+        return f"⟦{prompt}{completion}⟧" if loss_on == "all" else f"{prompt}⟦{completion}⟧"
     lines = []
     for index, message in enumerate(example["messages"]):
         text = "\n".join(str(part) for part in (message["content"], *map(message.get, CALLS)) if part)

@@ -15,15 +15,7 @@ from typing import Literal
 from skill_train.program.examples import Row, is_media, media_mark
 from skill_train.program.pictures.find import tells_which_picture
 from skill_train.program.tables.shape import is_message
-from skill_train.recipe.formats import (
-    ONE_MESSAGE,
-    OPTIONAL,
-    PICTURE_COLUMNS,
-    PICTURED,
-    DetectedFormat,
-    detect,
-    kind,
-)
+from skill_train.recipe.formats import ONE_MESSAGE, OPTIONAL, PICTURE_COLUMNS, PICTURED, DetectedFormat, detect, kind
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -218,14 +210,18 @@ def _no_answer(row: Row, texts: list[str]) -> str | None:
 
 def _asks(column: str, rows: Sequence[Row]) -> bool:
     """Whether most values end with a question mark: Latin, Chinese, Arabic, Armenian or Amharic."""
-    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    texts = _values(column, rows)
     return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
 
 
 def _names_files(column: str, rows: Sequence[Row]) -> bool:
     """Whether almost all values are single words with slashes or a file extension."""
-    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    texts = _values(column, rows)
     return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
+
+
+def _values(column: str, rows: Sequence[Row]) -> list[str]:
+    return [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
 
 
 def _pairs(row: Row, question: str, answer: str, because: str, *, guessed: bool = False) -> Verdict:

@@ -173,8 +173,7 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     survey.usable += 1
     survey.text_bytes += size
     survey.turns += turns
-    if turns > survey.longest_turns:
-        survey.longest_turns = turns
+    survey.longest_turns = max(survey.longest_turns, turns)
     told, detected = survey.told, survey.detected
     if told is None or detected is None:
         return

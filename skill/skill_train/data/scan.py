@@ -133,8 +133,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         count += 1
         text_bytes += size
         turns += row_turns
-        if size > longest:
-            longest = size
+        longest = max(longest, size)
         longest_turns = max(longest_turns, row_turns)
         if digest is not None:
             digest.update(canonical(row))

@@ -45,7 +45,10 @@ def unread_text(first: Sequence[Row], columns: dict[str, str], *, named: bool = 
 
 def _are_needed(name: str, values: list[Any]) -> bool:
     texts = [texts for value in values if (texts := _texts(value))]
-    worded = sum(any(map(_is_sentence, text)) for text in texts)
+    worded = sum(
+        any(len(part.split()) >= _WORDS or (len(part) >= _WORDS and not part.isascii()) for part in text)
+        for text in texts
+    )
     if 2 * worded <= len(values) or _BEFORE.match(name.lower()):
         return bool(worded and _BEFORE.match(name.lower()))
     different, size = len(set(map(tuple, texts))), sum(len(text) for each in texts for text in each)
@@ -57,10 +60,6 @@ def _are_read_elsewhere(values: list[Any], rows: Sequence[Row], columns: dict[st
     message."""
     read = ("\n".join(_texts([row.get(column) for column in columns.values()])) for row in rows)
     return all(text in there for value, there in zip(values, read, strict=True) for text in _texts(value))
-
-
-def _is_sentence(text: str) -> bool:
-    return len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii())
 
 
 def _texts(value: Any, depth: int = 4) -> list[str]:
