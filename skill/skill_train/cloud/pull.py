@@ -25,7 +25,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.program.cloud.kept import without_rows
 from skill_train.run import records, train_record
-from skill_train.run.folder import RunDir, require_space
+from skill_train.run.folder import RunDir, in_words, require_space
 from skill_train.run.lock import locked
 from skill_train.run.records import FileName, StepSchema, Whole
 from skill_train.run.train_record import TrainRecord
@@ -230,10 +230,8 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
         raise VerificationFailed(
             f"{file.name} in {source} has changed since the job stored it",
             code="kept_file_changed",
-            expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…"
-            if file.digest
-            else file.name,
-            got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…" if digest else "no such file",
+            expected=in_words(file.digest) if file.digest else file.name,
+            got=in_words(digest) if digest else "no such file",
             hint=f"skill-train pull {shlex.quote(str(run.path))}; if it fails again, something changed the bucket",
         )
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -300,7 +300,7 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
         raise UsageError(
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
-            expected=_in_words(digest),
+            expected=in_words(digest),
             got=_found_digest(file, digest),
             hint=hint,
         )
@@ -310,10 +310,10 @@ def _found_digest(file: Path, digest: FileDigest) -> str:
     if not file.is_file():
         return "missing"
     size = file.stat().st_size  # one of another size may be too large to be read
-    return f"{size} bytes" if size != digest["bytes"] else _in_words(file_digest(file))
+    return f"{size} bytes" if size != digest["bytes"] else in_words(file_digest(file))
 
 
-def _in_words(digest: FileDigest) -> str:
+def in_words(digest: FileDigest) -> str:
     return f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…"
 
 
