@@ -267,10 +267,8 @@ def _training(facts: CardFacts) -> str:
     names = "" if verdict == "pass" else _checks_with(facts.training, verdict)
     rows += [("checks of the training", f"{verdict}: {names}" if names else verdict)]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
-    revision = facts.recipe.get("revision")
-    pinned = f" at revision `{_safe(revision)}`" if revision else ""
-    data_revision = facts.recipe.get("data_revision")
-    data_pinned = f" at revision `{_safe(data_revision)}`" if data_revision else ""
+    revisions = (facts.recipe.get(key) for key in ("revision", "data_revision"))
+    pinned, data_pinned = (f" at revision `{_safe(revision)}`" if revision else "" for revision in revisions)
     return (
         f"Base `{_safe(facts.base)}`{pinned}; data `{_safe(facts.data)}`{data_pinned}; recipe hash "
         f"`{facts.recipe_hash}`. The whole recipe: `skill-train/recipe.yaml`.\n\n| | |\n| --- | --- |\n{table}"
