@@ -257,14 +257,11 @@ def _rows(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
         fed = (("input_ids", row["input_ids"], other_row["input_ids"]), ("labels", row["labels"], other_row["labels"]))
         for name, here, there in fed:
             if here != there:
-                return [_from_where_they_differ(f"samples.row {row['row']}.{name}", here, there)]
+                pairs = itertools.zip_longest(here, there)
+                start = next(position for position, (x, y) in enumerate(pairs) if x != y)
+                fact = f"samples.row {row['row']}.{name} from {start}"
+                return [RunDifference(fact, here[start : start + 6], there[start : start + 6])]
     return []
-
-
-def _from_where_they_differ(fact: str, here: list[int], there: list[int]) -> RunDifference:
-    pairs = itertools.zip_longest(here, there)
-    start = next(position for position, (x, y) in enumerate(pairs) if x != y)
-    return RunDifference(f"{fact} from {start}", here[start : start + 6], there[start : start + 6])
 
 
 def _steps(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:

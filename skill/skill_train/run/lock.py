@@ -85,7 +85,8 @@ def is_locked(run: RunDir) -> bool | None:
     try:
         import fcntl
 
-        with open(lock, encoding="utf-8", opener=_at_once) as file:
+        # Without waiting, in case it is a pipe.
+        with open(lock, encoding="utf-8", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
     except BlockingIOError:
         return True
@@ -94,11 +95,6 @@ def is_locked(run: RunDir) -> bool | None:
     except OSError:
         return None
     return False
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting, in case it is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _acquired(lock: Path, folder: Path, otherwise: str) -> TextIO | None:
