@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from skill_train.estimate.artifacts import (
-    convert_bytes,
-    disk_bytes,
-    merge_bytes,
-    verify_bytes,
-)
+from skill_train.estimate.artifacts import convert_bytes, disk_bytes, merge_bytes, verify_bytes
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import Part, Range
