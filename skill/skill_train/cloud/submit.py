@@ -56,11 +56,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Sent:
-    """A job of a run.
-
-    Attributes:
-        stage: the last known stage on the Hub; None if the Hub did not answer.
-        reused: the job already existed.
+    """Attributes:
+    stage: the last known stage on the Hub; None if the Hub did not answer.
+    reused: the job already existed.
     """
 
     record: CloudRecord

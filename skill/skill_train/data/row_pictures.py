@@ -84,12 +84,10 @@ def problem_of(refusal: Refused) -> str:
 
 
 class PictureHeader(NamedTuple):
-    """What the header of a picture says.
-
-    Attributes:
-        size: once it is upright.
-        bytes: of the file.
-        traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
+    """Attributes:
+    size: once it is upright.
+    bytes: of the file.
+    traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
     """
 
     size: PictureSize
@@ -99,13 +97,11 @@ class PictureHeader(NamedTuple):
 
 @dataclass
 class PictureFigures:
-    """The pictures of all rows.
-
-    Attributes:
-        rows: those with pictures; `most` is the largest number in one row.
-        bytes: of their files, counted again in each row.
-        pixels: of all pictures, as they are stored.
-        largest: the one with most pixels.
+    """Attributes:
+    rows: those with pictures; `most` is the largest number in one row.
+    bytes: of their files, counted again in each row.
+    pixels: of all pictures, as they are stored.
+    largest: the one with most pixels.
     """
 
     pictures: int = 0

@@ -31,11 +31,9 @@ _SHARD = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}.*")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a dataset.
-
-    Attributes:
-        files: the repository's data files by split.
-        rows: the number of rows by split as the card states it; empty if the card does not.
+    """Attributes:
+    files: the repository's data files by split.
+    rows: the number of rows by split as the card states it; empty if the card does not.
     """
 
     name: str

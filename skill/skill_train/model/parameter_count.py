@@ -50,11 +50,9 @@ class TextShape:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The parameters of a model.
-
-    Attributes:
-        total: all parameters.
-        experts: the parameters in all experts.
+    """Attributes:
+    total: all parameters.
+    experts: the parameters in all experts.
     """
 
     total: int

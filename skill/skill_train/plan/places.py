@@ -32,12 +32,10 @@ CLOUD_PROCESSOR = "a cloud processor"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place to train.
-
-    Attributes:
-        flavor: the flavor; None for this machine.
-        problems: why the place cannot be used, as `(code, message)`.
-        unknown: why a figure is None.
+    """Attributes:
+    flavor: the flavor; None for this machine.
+    problems: why the place cannot be used, as `(code, message)`.
+    unknown: why a figure is None.
     """
 
     machine: MachineFacts

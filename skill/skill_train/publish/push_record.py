@@ -29,12 +29,10 @@ class PushedFile(msgspec.Struct, frozen=True):
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True):
-    """The push.
-
-    Attributes:
-        commit: the id of the commit on the Hub.
-        created: the repository is new.
-        reused: the repository already had all files.
+    """Attributes:
+    commit: the id of the commit on the Hub.
+    created: the repository is new.
+    reused: the repository already had all files.
     """
 
     schema: StepSchema = "skill-train/step/1"

@@ -114,10 +114,8 @@ class QuantizedFile(TypedDict, total=False):
 
 
 class ExportedFile(FileDigest, QuantizedFile):
-    """One GGUF file.
-
-    Attributes:
-        quant: its type, in llama.cpp's short name, or the name of a mix.
+    """Attributes:
+    quant: its type, in llama.cpp's short name, or the name of a mix.
     """
 
     quant: str

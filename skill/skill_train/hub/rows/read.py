@@ -28,13 +28,11 @@ _PAGE_BYTES = 262_144
 
 
 class ReadRows(NamedTuple):
-    """The rows that were read.
-
-    Attributes:
-        total: the rows of the split; `basis`: how their number was determined.
-        numbered: from the start of the split, each behind its line in its file.
-        whole: these are all rows.
-        estimated: whether `total` is no count, and no statement of the card.
+    """Attributes:
+    total: the rows of the split; `basis`: how their number was determined.
+    numbered: from the start of the split, each behind its line in its file.
+    whole: these are all rows.
+    estimated: whether `total` is no count, and no statement of the card.
     """
 
     total: int
