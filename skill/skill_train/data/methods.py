@@ -138,9 +138,10 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
 
 
 def _usual_columns(row: Row) -> Verdict | None:
-    detected = detect(row)
-    because = f"{detected.reason}; the first row has others" if detected is not None else ""
-    return None if detected is None else Verdict("needs_mapping", because, detected.columns, detected.format)
+    if (detected := detect(row)) is None:
+        return None
+    because = f"{detected.reason}; the first row has others"
+    return Verdict("needs_mapping", because, detected.columns, detected.format)
 
 
 def _chosen_answers(row: Row) -> Verdict | None:

@@ -125,13 +125,13 @@ def read(
     refused = from_config.why_not(text, config, files=files)
     if not refused and is_vision(config) and config.get("model_type") not in TEXT_OF_VISION:
         refused = from_config.why_no_projector(config)  # a GGUF file that reads no pictures is useless then
-    kinds = cache.cached_layers(text, sizes["layers"])
+    kinds, names = cache.cached_layers(text, sizes["layers"]), config.get("architectures")
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
         fingerprint=origin.fingerprint,
         model_type=str(config.get("model_type", "unknown")),
-        architecture=_architecture(config),
+        architecture=str(names[0]) if isinstance(names, list) and names else "unknown",
         stored_dtype=dtype,
         quantization=quantization,
         has_chat_template=has_chat_template,
@@ -345,11 +345,6 @@ def _quantization(config: Config, text: Config) -> str | None:
         unnamed = "bitsandbytes" if old else "unknown"  # as older versions of transformers wrote it
         return str(stated.get("quant_method", unnamed)) if isinstance(stated, Mapping) else unnamed
     return "mlx" if isinstance(config.get("quantization"), Mapping) else None  # mlx_lm.convert writes this key
-
-
-def _architecture(config: Config) -> str:
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "unknown"
 
 
 def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeights) -> ModelFacts:

@@ -96,19 +96,16 @@ def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
         stated = {key: value for key, value in object_in(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
         stated = object_in(base / _CONFIG) | stated | {"added_tokens_decoder": _decoder(base, adapter)}
         write_text(part / _CONFIG, json.dumps(stated, indent=2) + "\n")
-    return copied + ([_GENERATION] if _stop_at_new_end(base, adapter, part) else [])
+    # transformers and vLLM stop an answer at the tokens in this file.
+    end = end_token(adapter)
+    stops = add_stops(part, [number for number, text in new_tokens(base, adapter).items() if text == end])
+    return copied + ([_GENERATION] if stops else [])
 
 
 def end_token(folder: Path) -> Any:
     """The text of a tokenizer's `eos_token`; None if it has none."""
     token = object_in(folder / _CONFIG).get("eos_token")
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
-    """Adds a new token that ends an answer to generation_config.json, which transformers and vLLM use to stop."""
-    end = end_token(adapter)
-    return bool(add_stops(part, [number for number, text in new_tokens(base, adapter).items() if text == end]))
 
 
 def _decoder(base: Path, adapter: Path) -> JsonObject:

@@ -156,10 +156,6 @@ def is_picture_table(names: list[str]) -> bool:
     return all(PurePosixPath(name).name in TABLES for name in names)
 
 
-def names_pictures(row: Row) -> bool:
-    return any(FILE_NAME.fullmatch(name) for name in row)
-
-
 def picture_names(row: Row, table: str, where: str) -> Iterator[str]:
     """The files that a row names, as the repository calls them.
 

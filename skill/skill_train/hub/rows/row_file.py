@@ -10,7 +10,7 @@ from skill_train.hub.rows.read import FIRST_ROWS, PICTURE_ROWS, PICTURE_ROWS_BYT
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import HubFile, bring_files, brought_file, named_as
+from skill_train.program.pictures.beside import FILE_NAME, HubFile, bring_files, brought_file, named_as
 from skill_train.program.pictures.decode import PictureSource, picture_path
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import TABLE_FILES, iter_file, iter_slice
@@ -38,7 +38,7 @@ def chosen(recipe: Recipe, files: SplitFiles, *, pictures: bool) -> HubFile | No
 def is_image_folder(files: SplitFiles, read: ReadRows) -> bool:
     """Whether the rows are those of a table that `datasets` reads as an imagefolder."""
     tables = first_rows.is_picture_table(files.names)
-    return tables and bool(read.numbered) and first_rows.names_pictures(read.numbered[0][1])
+    return tables and bool(read.numbered) and any(map(FILE_NAME.fullmatch, read.numbered[0][1]))
 
 
 def read_file(recipe: Recipe, file: HubFile, files: SplitFiles, configuration: Configuration) -> ReadRows:

@@ -18,7 +18,6 @@ from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.files import write_json
-from skill_train.facts import JsonObject
 from skill_train.machine.read import cache_dir
 from skill_train.model.foreign_files import object_in
 from skill_train.program.pictures.engine import TILED
@@ -86,7 +85,8 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
     Args:
         name: the architecture that the converter looks up.
     """
-    if name in _PHI3 and not (folder / "tokenizer.model").is_file() and not _says_gpt2(folder):
+    lacks_pieces = name in _PHI3 and not (folder / "tokenizer.model").is_file()
+    if lacks_pieces and object_in(folder / "tokenizer_config.json").get("tokenizer_class") != "GPT2Tokenizer":
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
     if name in _OTHERWISE or (folder / "tokenizer.model").is_file() or not (folder / "tokenizer.json").is_file():
         return None
@@ -149,20 +149,12 @@ def _remembered(folder: Path, name: str) -> bool:
 
 def _is_unknown(folder: Path, name: str) -> bool | None:
     """Whether the converter would refuse the tokenizer. None where the library for it is missing or cannot read it."""
-    if name in _LLAMA and _is_of_pieces(object_in(folder / "tokenizer.json")):
-        return False
+    if name in _LLAMA:  # a vocabulary of pieces, by LlamaHfVocab in gguf-py/gguf/vocab.py
+        model = object_in(folder / "tokenizer.json").get("model")
+        if isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback"):
+            return False
     hashes = set(_hashes(folder))
     return not hashes & KNOWN if hashes else None
-
-
-def _says_gpt2(folder: Path) -> bool:
-    return bool(object_in(folder / "tokenizer_config.json").get("tokenizer_class") == "GPT2Tokenizer")
-
-
-def _is_of_pieces(tokenizer: JsonObject) -> bool:
-    """Whether tokenizer.json has a vocabulary of pieces. Source: LlamaHfVocab in gguf-py/gguf/vocab.py."""
-    model = tokenizer.get("model")
-    return isinstance(model, dict) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 
 
 def _hashes(folder: Path) -> Iterator[str]:
