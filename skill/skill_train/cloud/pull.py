@@ -108,7 +108,9 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
-        if _has_this_record(run, folder / "train.json"):
+        here, pushed = run.record("train"), folder / "train.json"
+        # A job pushes it without rows of the data; the one from the bucket has them, and stays.
+        if here.is_file() and without_rows(records.read_json(here)) == without_rows(records.read_json(pushed)):
             del sources["train.json"]
         sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in sources.items()}
         files = [StoredFile(name, "", size, promised.get(name)) for name, size in sizes.items()]
@@ -147,13 +149,6 @@ def nothing_kept(run: Path, why: str, command: str = "status") -> UsageError:
 def _earlier(run: RunDir) -> dict[str, FileDigest]:
     path = run.record("pull")
     return records.read(path, Pull).outputs if path.is_file() else {}
-
-
-def _has_this_record(run: RunDir, pushed: Path) -> bool:
-    """Whether `train.json` is here already. A job pushes it without rows of the data; the one from the bucket has them,
-    and stays."""
-    here = run.record("train")
-    return here.is_file() and without_rows(records.read_json(here)) == without_rows(records.read_json(pushed))
 
 
 def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> bool:

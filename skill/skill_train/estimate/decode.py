@@ -75,7 +75,9 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
         return None
     least, most = _windowed(model)
     layers = model.layers if model.cached_layers is None else model.cached_layers
-    window, usual = min(context, _padded((model.sliding_window or 0) + UBATCH)), _usual_numbers(model)
+    window = min(context, -(-((model.sliding_window or 0) + UBATCH) // _PADDING) * _PADDING)
+    heads, head = model.kv_heads or model.heads or 1, model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
+    usual = 2 * heads * head  # keys and values of a token in a layer
     fewest, widest = model.cached_numbers or (usual, usual)
     low = most * window * usual + (layers - most) * context * fewest
     high = least * window * usual + (layers - least) * context * widest
@@ -135,13 +137,3 @@ def _windowed(model: ModelFacts) -> tuple[int, int]:
     if model.sliding_window is None or model.unread_window is not None:
         return 0, 0
     return (0, layers) if model.windowed_layers is None else (model.windowed_layers, model.windowed_layers)
-
-
-def _usual_numbers(model: ModelFacts) -> int:
-    """Keys and values of a token in a layer."""
-    heads, head = model.kv_heads or model.heads or 1, model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
-    return 2 * heads * head
-
-
-def _padded(tokens: int) -> int:
-    return -(-tokens // _PADDING) * _PADDING

@@ -279,7 +279,9 @@ def training_seconds(
     low_tokens, high_tokens = schedule.row_tokens
     padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
     shortest, longest = _with_length(step, low_tokens), _with_length(step, min(step.length, high_tokens * padding))
-    longest = replace(longest, pictures=step.pictures or _most_pictures(longest))
+    most = longest.length  # one picture that fills the row, where the tokens of pictures are unknown
+    unknown = PictureTokenFacts(0, most, most, most, most, most, float(most**2))
+    longest = replace(longest, pictures=step.pictures or unknown)
     ends = [(shortest, longest), (replace(shortest, images=False), replace(longest, images=False))]
     measured = [[micro_step_seconds(model, end, machine, calibration) for end in pair] for pair in ends]
     (short, long), (short_text, long_text) = measured
@@ -298,12 +300,6 @@ def training_seconds(
     start = Part("start", *schedule.start_seconds, "image, installation and scheduling")
     parts = [start, *_loading(model, schedule), _checks(short, long), pictures, steps]
     return [part for part in parts if part.high > 0]
-
-
-def _most_pictures(step: MicroStep) -> PictureTokenFacts:
-    """One picture that fills the row, where the tokens of pictures are unknown."""
-    most = step.length
-    return PictureTokenFacts(0, most, most, most, most, most, float(most**2))
 
 
 def _why_pictures(model: ModelFacts, step: MicroStep) -> str:

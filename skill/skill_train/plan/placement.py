@@ -294,6 +294,7 @@ def _ways(
 def micro_step(recipe: ResolvedRecipe, dataset: DatasetFacts, device: str, dtype: str) -> MicroStep:
     """A micro-step of the longest row alone, without recomputation."""
     tower = _trains_part("tower", recipe)
+    share = dataset.tokens.trained_share if dataset.tokens else None
     return MicroStep(
         device=device,
         dtype=dtype,
@@ -309,7 +310,7 @@ def micro_step(recipe: ResolvedRecipe, dataset: DatasetFacts, device: str, dtype
         lora_r=recipe.lora_r,
         lora_dropout=recipe.lora_dropout,
         target_modules=tuple(recipe.target_modules),
-        trained_share=_trained_share(dataset),
+        trained_share=1.0 if share is None else share,
         images=recipe.images,
         pictures=dataset.picture_tokens,
         tower_trains=tower,
@@ -346,11 +347,6 @@ def longest_tokens(recipe: ResolvedRecipe, dataset: DatasetFacts) -> tuple[int, 
     if dataset.tokens is None:
         return limit, limit
     return min(limit, dataset.tokens.longest[0]), min(limit, dataset.tokens.longest[1])
-
-
-def _trained_share(dataset: DatasetFacts) -> float:
-    share = dataset.tokens.trained_share if dataset.tokens else None
-    return 1.0 if share is None else share
 
 
 # The kind of memory of each device.

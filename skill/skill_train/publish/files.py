@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -185,7 +185,11 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
         return None
     evaluation = evaluate_record.read(run.record("evaluate"))
     models = evaluation.inputs.models
-    read: dict[Path, object] = {run.tuned / name: digest for name, digest in _tuned(run, models.get("tuned")).items()}
+    tuned = models.get("tuned")
+    part = None if tuned is None else tuned.model if run.is_full else tuned.adapter
+    read: dict[Path, object] = {}
+    if isinstance(part, dict):
+        read = {run.tuned / name: digest for name, digest in part.items()}
     pairs = {source: _pair(models[name]) for name, source in whole_models(run, files).items() if name in models}
     read |= {source: model for source, (model, _) in pairs.items()}
     projectors = projectors_of(run, files).values()
@@ -198,12 +202,6 @@ def _pair(read: ModelInputs) -> tuple[object, object]:
     if not isinstance(read.model, dict):
         return read.model, None
     return {key: value for key, value in read.model.items() if key != "projector"}, read.model.get("projector")
-
-
-def _tuned(run: RunDir, read: ModelInputs | None) -> Mapping[str, object]:
-    """The digests of the training's result at the time of the evaluation; empty if they are unknown."""
-    part = None if read is None else read.model if run.is_full else read.adapter
-    return part if isinstance(part, dict) else {}
 
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
