@@ -11,18 +11,8 @@ from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest, refusals
-from skill_train.data import read_rows
+from skill_train.data import errors, read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
-from skill_train.data.errors import (
-    ALL_ALIKE,
-    NO_ROW,
-    empty,
-    leave_out,
-    media_error,
-    refused_row,
-    rewriting_command,
-    wrong_columns,
-)
 from skill_train.data.problems import usable
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
@@ -111,10 +101,10 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
     reading: _Reading | None = None
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, Broken):
-            keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
+            keeps_rows = errors.rewriting_command(path) if row.kind == "not_utf8" else None
             whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
             no_row = reading is None and _is_empty(whole)
-            row.refusal.error["hint"] = keeps_rows or (NO_ROW if no_row else leave_out(recipe))
+            row.refusal.error["hint"] = keeps_rows or (errors.NO_ROW if no_row else errors.leave_out(recipe))
             raise row.refusal
         if reading is None:
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
@@ -122,9 +112,9 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
-            error = refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
-            if not count and error.hint == leave_out(recipe) and _is_empty(usable(recipe, reading.check)):
-                error.hint = ALL_ALIKE
+            error = errors.refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
+            if not count and error.hint == errors.leave_out(recipe) and _is_empty(usable(recipe, reading.check)):
+                error.hint = errors.ALL_ALIKE
             raise error
         if pictures is not None:
             sources = lift_pictures(row, reading.detected.columns)[1]
@@ -138,7 +128,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         if digest is not None:
             digest.update(canonical(row))
     if reading is None:
-        raise empty(recipe)
+        raise errors.empty(recipe)
     require_columns(recipe, reading.detected, reading.names)
     facts = DatasetFacts(
         source=recipe.data,
@@ -205,7 +195,7 @@ def with_text_of(
     lines = () if pictures is None else pictures.lines or ()
     for line, (row, (_, _, trouble)) in zip(lines, checked, strict=False):
         if trouble is not None and trouble.kind in PROBLEMS:
-            raise refused_row(recipe, (line, row), detected, counted, trouble.kind)
+            raise errors.refused_row(recipe, (line, row), detected, counted, trouble.kind)
     good = [(row, size, turns) for row, (size, turns, trouble) in checked if trouble is None or not trouble.refused]
     if not good:
         return facts
@@ -237,7 +227,7 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
         columns = dict(recipe.columns or {}) or match(recipe.format, row, pictures=pictures)
         missing = [c for name, c in (columns or {}).items() if c not in row and name not in optional]
         if columns is None or missing:
-            raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
+            raise errors.wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
         return DetectedFormat(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
     if recipe.columns is not None:
         raise UsageError(
@@ -250,9 +240,9 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
     detected = detect(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
     if detected is None and media is not None:
-        raise media_error(recipe, recipe.data, media, row, pictures=pictures)
+        raise errors.media_error(recipe, recipe.data, media, row, pictures=pictures)
     if detected is None:
-        raise wrong_columns(recipe, row, "no known set of columns")
+        raise errors.wrong_columns(recipe, row, "no known set of columns")
     return detected
 
 
@@ -278,7 +268,7 @@ def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[
     """Raises UsageError if the recipe names an optional column that no row has."""
     missing = next((column for column in detected.columns.values() if column not in names), None)
     if missing is not None:
-        raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
+        raise errors.wrong_columns(recipe, names, f"no column {missing!r} in any row")
 
 
 def first_format(
@@ -316,7 +306,7 @@ def first_format(
         if trouble is None or not trouble.refused:
             continue
         if place in surely or trouble.kind in ("not_text", *PROBLEMS):
-            raise refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
+            raise errors.refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
     return reading.detected
 
 
