@@ -243,10 +243,8 @@ def _server_message(response: Any) -> str:
     """The server's own message in one short line."""
     words = response.headers.get("X-Error-Message") or ""
     if not words:
-        try:
+        with contextlib.suppress(ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
             words = response.json().get("error", "")
-        except (ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
-            words = ""
     return " ".join(str(words).split())[:200]
 
 
@@ -300,11 +298,8 @@ def _store_error(error: Exception, resource: HubResource) -> SkillTrainError:
 def unreachable(resource: HubResource, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
     message, again = f"the Hub cannot be reached for {resource}", "try again when the Hub can be reached"
     if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # the client's own words
-        message, again, kind = (
-            f"HF_HUB_OFFLINE is set, so {resource} is not requested",
-            "unset HF_HUB_OFFLINE",
-            KeptAway,
-        )
+        message, again = f"HF_HUB_OFFLINE is set, so {resource} is not requested", "unset HF_HUB_OFFLINE"
+        kind = KeptAway
     return kind(
         message,
         code="hub_unreachable",

@@ -35,8 +35,11 @@ def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
     text = _text(data, name, whole=whole)
     kind = name.rsplit(".", 1)[-1]
     if kind == "json" and text.lstrip().startswith("["):
-        if whole:
-            _require_json(text, name)
+        if whole:  # also what follows its rows: training reads all of it
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise _broken(name, f"it is not JSON: {error}") from None
         return list(enumerate(_array(text, name), start=1))
     if kind in ("csv", "tsv"):
         return _table(text, name, kind, whole=whole)
@@ -77,14 +80,6 @@ def _object(line: str, number: int, name: str) -> Row:
     if not isinstance(row, dict):
         raise _broken(name, f"line {number} is not a JSON object")
     return row
-
-
-def _require_json(text: str, name: str) -> None:
-    """Refuses a list of which only the beginning is JSON: training reads all of it."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _broken(name, f"it is not JSON: {error}") from None
 
 
 def _array(text: str, name: str) -> list[Row]:
