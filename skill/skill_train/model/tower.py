@@ -76,20 +76,18 @@ def read_tower(config: Config) -> TowerFacts | None:
     if not isinstance(stated, Mapping):
         return None
     kind = str(config.get("model_type"))
-    if kind == "llava":
-        kind = str(stated.get("model_type"))
-        if kind != "pixtral":
-            return None
-    vision = {**DEFAULTS.get(kind, {}), **stated}
+    own = str(stated.get("model_type")) if kind == "llava" else kind
+    if kind == "llava" and own != "pixtral":
+        return None
+    vision = {**DEFAULTS.get(own, {}), **stated}
     layers, patch = positive(vision, ("depth", "num_hidden_layers")), positive(vision, ("patch_size",))
     hidden = positive(vision, ("embed_dim", "hidden_size"))
     inner = positive(vision, ("intermediate_size",))
-    if not inner and hidden and positive(vision, ("mlp_ratio",)):
-        inner = hidden * (positive(vision, ("mlp_ratio",)) or 0)
+    if not inner and hidden and (ratio := positive(vision, ("mlp_ratio",))):
+        inner = hidden * ratio
     merged = _patches_per_token(config, vision, patch)
     if not (layers and hidden and inner and patch and merged):
         return None
-    kind = str(config.get("model_type"))
     window = (positive(vision, ("window_size",)) or 0) // patch if kind == "qwen2_5_vl" else 0
     return TowerFacts(
         layers=layers,

@@ -184,12 +184,8 @@ def _has_other_heads(config: Config) -> bool:
 
 
 def _scales_positions(config: Config) -> bool:
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = config.get(key)
-        kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
-        if kind not in (None, "default"):
-            return True
-    return False
+    ropes = [rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := config.get(key), dict)]
+    return any((rope.get("rope_type") or rope.get("type")) not in (None, "default") for rope in ropes)
 
 
 # Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
