@@ -167,17 +167,13 @@ def convert_bytes(model: ModelFacts) -> Range | None:
 
 def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float) -> Range | None:
     """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and three checkpoints."""
-    sizes = [file_bytes(model, quant) for quant in quants]
-    if not model.parameters or None in sizes:
+    sizes = [size for quant in quants if (size := file_bytes(model, quant)) is not None]
+    if not model.parameters or len(sizes) < len(quants):
         return None
     stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
-    file_sizes = [size for size in sizes if size is not None]
     fixed = stored + 2 * model.parameters + _CHECKPOINTS * trained_bytes
-    return Range(
-        fixed + sum(s.low for s in file_sizes),
-        fixed + sum(s.high for s in file_sizes),
-        "merged, f16 and quantized files",
-    )
+    low, high = sum(size.low for size in sizes), sum(size.high for size in sizes)
+    return Range(fixed + low, fixed + high, "merged, f16 and quantized files")
 
 
 def job_disk_bytes(model: ModelFacts, trained_bytes: float) -> float | None:

@@ -254,10 +254,11 @@ def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
         return _written_out(model, step)
     if step.device != "mps":
         return Part("attention scores", 0, 0, "the fused kernel keeps none")
-    attended = step.length
-    each = step.rows * (model.heads or 1) * step.length * attended * BYTES[step.dtype]
+    each = step.rows * (model.heads or 1) * step.length**2 * BYTES[step.dtype]
     layers = 1 if step.checkpointing else model.layers or 1
-    because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {attended} tokens, once or twice"
+    because = (
+        f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {step.length} tokens, once or twice"
+    )
     return Part("attention scores", layers * each, 2 * layers * each, because)
 
 
