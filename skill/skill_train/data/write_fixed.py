@@ -105,16 +105,12 @@ def _lines(
         if isinstance(row, Broken):
             left_out[row.kind] += 1
             continue
-        why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)
+        trouble = check(row)[2]
+        why = trouble.kind if trouble is not None and trouble.refused else refuses and refuses(number, row)
         if why is not None:
             left_out[why] += 1
         else:
             yield place, _line(mapped(row))
-
-
-def _trouble(check: Check, row: Row) -> str | None:
-    trouble = check(row)[2]
-    return trouble.kind if trouble is not None and trouble.refused else None
 
 
 def _line(row: Row) -> bytes:

@@ -170,16 +170,11 @@ def read(run: RunDir) -> CloudRecord | None:
         if (job.state == "started") != (job.job_id is not None):
             raise _broken(path, f"job {job.number} is {job.state!r}, with the id {job.job_id}")
         for moment in filter(None, (job.asked_at, job.created_at)):  # nobody knows when an unknown job was asked for
-            if not _is_moment(moment):
-                raise _broken(path, f"job {job.number} has {moment!r} in place of a time")
+            try:
+                moment_of(moment)
+            except ValueError:
+                raise _broken(path, f"job {job.number} has {moment!r} in place of a time") from None
     return record
-
-
-def _is_moment(text: str) -> bool:
-    try:
-        return bool(moment_of(text))
-    except ValueError:
-        return False
 
 
 def _broken(path: Path, got: str) -> UsageError:
