@@ -39,9 +39,7 @@ _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # the job rewrites these while t
 class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where files came from: a bucket, or a repository and its commit.
 
-    Attributes:
-        state: `done`, `failed` or `unfinished`.
-        checkpoint: the step of the newest complete one; None when there is none.
+    `state` and `checkpoint` are as in `StoredRun`.
     """
 
     bucket: str | None = None
