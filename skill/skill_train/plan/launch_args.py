@@ -120,21 +120,21 @@ def _environment(placement: Placement, machine: MachineFacts, reasons: list[Reas
     """The environment of the processes. It leaves out NCCL_SOCKET_IFNAME=eth0 of the user's guide, which names the
     network of that guide's cloud image. The GPUs of one machine do not use a network, and without an eth0 NCCL
     fails."""
-    values = {"PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}
-    why = {"PET_SHUTDOWN_TIMEOUT": "seconds to finish the step and save after Ctrl-C, before processes are killed"}
+    stop = "seconds to finish the step and save after Ctrl-C, before processes are killed"
+    chosen = {"PET_SHUTDOWN_TIMEOUT": (str(SHUTDOWN_SECONDS), stop)}
     if placement.device == "cuda":
-        values["NCCL_DEBUG"], why["NCCL_DEBUG"] = "WARN", "errors of NCCL in the log, and nothing more"
+        chosen["NCCL_DEBUG"] = "WARN", "errors of NCCL in the log, and nothing more"
         if any(gpu.nvlink is False for gpu in machine.gpus):
-            values |= {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": str(16 << 20), "NCCL_IB_DISABLE": "1"}
-            why |= {
-                "NCCL_ALGO": "PCIe: a ring suits its topology",
-                "NCCL_BUFFSIZE": "PCIe: buffers of 16 MB instead of 4, fewer and larger transfers",
-                "NCCL_IB_DISABLE": "one machine: InfiniBand is not looked for",
+            buffers = "PCIe: buffers of 16 MB instead of 4, fewer and larger transfers"
+            chosen |= {
+                "NCCL_ALGO": ("Ring", "PCIe: a ring suits its topology"),
+                "NCCL_BUFFSIZE": (str(16 << 20), buffers),
+                "NCCL_IB_DISABLE": ("1", "one machine: InfiniBand is not looked for"),
             }
             # GeForce 40 has no direct access with drivers before 550.40.07. accelerate sets the variables, unless they
             # are set.
             if not any("RTX 40" in gpu.name for gpu in machine.gpus):
-                values["NCCL_P2P_DISABLE"], why["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
-    for name, value in values.items():
-        reasons.append(Reason(name, value, why[name], _GUIDE if name.startswith("NCCL") else "torchrun"))
-    return values
+                chosen["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
+    for name, (value, why) in chosen.items():
+        reasons.append(Reason(name, value, why, _GUIDE if name.startswith("NCCL") else "torchrun"))
+    return {name: value for name, (value, _) in chosen.items()}
