@@ -18,7 +18,7 @@ from skill_train.facts import Flavor, JsonObject
 from skill_train.run.job_spec import ENVIRONMENT
 
 # The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).
-GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
+GPUS = ("T4", "L4", "A100")
 FLAVOR = "t4-small"  # a T4 and 15 GB of memory, which Colab gives free of charge
 LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
 _LINE = 120
@@ -38,7 +38,7 @@ def gpu_of(flavor: Flavor) -> str:
             got=f"{flavor.gpus} x {flavor.gpu}",
             hint=f"plan with --flavor {FLAVOR}, l4x1 or a100-large",
         )
-    return GPUS[flavor.gpu]
+    return flavor.gpu
 
 
 def write_notebook(
