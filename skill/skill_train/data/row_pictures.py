@@ -24,21 +24,9 @@ from skill_train.data.repeats import Repeats
 from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
+from skill_train.program.pictures import decode
 from skill_train.program.pictures.beside import HubFile, hub_cache_of, picture_folder
-from skill_train.program.pictures.decode import (
-    PictureSize,
-    PictureSource,
-    bad_picture,
-    opened_picture,
-    orientation,
-    picture_bytes,
-    picture_name,
-    picture_path,
-    placed_file,
-    read_picture,
-    require_pillow,
-    upright_size,
-)
+from skill_train.program.pictures.decode import PictureSize, PictureSource
 from skill_train.program.pictures.find import PICTURE, lift_pictures
 from skill_train.program.pictures.tokens import picture_format
 from skill_train.program.rows import iter_rows
@@ -157,7 +145,7 @@ class RowPictures:
 
     def header(self, source: PictureSource) -> PictureHeader:
         """What its header says; of a file that was read lately without reading it again."""
-        path = picture_path(source)
+        path = decode.picture_path(source)
         return self._header_of(path) if path else read_header(source, self.folder)
 
     def count(self, sources: list[PictureSource]) -> None:
@@ -180,9 +168,9 @@ class RowPictures:
         """The digest of a picture's file, after its pixels were decoded once."""
         key = _key(source)
         if key not in self._digests:
-            content = picture_bytes(source, self.folder)
+            content = decode.picture_bytes(source, self.folder)
             try:
-                read_picture({"bytes": content, "path": picture_name(source)}, None)
+                decode.read_picture({"bytes": content, "path": decode.picture_name(source)}, None)
             except Refused as refusal:
                 self._broken[key] = refusal.error
                 raise
@@ -206,12 +194,12 @@ class ListedPictures(RowPictures):
 
     def check(self, sources: list[PictureSource]) -> None:
         for source in sources:
-            if (path := picture_path(source)) is None:
+            if (path := decode.picture_path(source)) is None:
                 super().check([source])
                 continue
-            place, where = placed_file(path, self.folder)
+            place, where = decode.placed_file(path, self.folder)
             if place.relative_to(self._file.root).as_posix() not in self._names:
-                raise bad_picture(path[:200], "does not exist", path, where)
+                raise decode.bad_picture(path[:200], "does not exist", path, where)
 
 
 def folder_of(recipe: Recipe) -> Path:
@@ -236,14 +224,14 @@ def read_header(source: PictureSource, folder: Path | None) -> PictureHeader:
         NotInstalled: Pillow is missing.
     """
     with refusals():  # the package's fault, not the row's
-        require_pillow()
-    with opened_picture(source, folder) as (image, size):
-        return PictureHeader(upright_size(image), size, tuple(traits_of(image)))
+        decode.require_pillow()
+    with decode.opened_picture(source, folder) as (image, size):
+        return PictureHeader(decode.upright_size(image), size, tuple(traits_of(image)))
 
 
 def traits_of(image: Any) -> Iterator[str]:
     """What training changes in a picture before the model sees it upright and in RGB."""
-    if orientation(image) in range(2, 9):
+    if decode.orientation(image) in range(2, 9):
         yield "rotated"
     if image.mode in _GREY or image.mode.startswith("I;16"):
         yield "grey"
@@ -280,7 +268,7 @@ def _portable(source: PictureSource, folder: Path | None, out: Path) -> str:
     if isinstance(source, str) and source[:5].lower() == "data:":
         return source
     if not isinstance(source, str) or folder is None or hub_cache_of(folder) is not None:
-        encoded = base64.b64encode(picture_bytes(source, folder)).decode("ascii")
+        encoded = base64.b64encode(decode.picture_bytes(source, folder)).decode("ascii")
         return f"data:image/{picture_format(source, folder)};base64,{encoded}"
     path = Path(os.path.relpath((folder / source).resolve(), out.parent.resolve())).as_posix()
     if path.startswith("../"):
@@ -309,7 +297,7 @@ def picture_files(data: Path, recipe: ResolvedRecipe) -> dict[str, Path]:
     with refusals():
         for line, row in iter_rows(str(data), split=recipe.split):
             for source in lift_pictures(row, recipe.columns)[1]:
-                path = picture_path(source)
+                path = decode.picture_path(source)
                 if path is not None and path not in files:
                     files[path] = _file(path, root, f"line {line} of {data}")
                     if len(files) > MOST_FILES:

@@ -29,11 +29,7 @@ class PushedFile(msgspec.Struct, frozen=True):
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    commit: the id of the commit on the Hub.
-    created: the repository is new.
-    reused: the repository already had all files.
-    """
+    """`commit`, `created` and `reused` are as in `Uploaded`."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "push"
