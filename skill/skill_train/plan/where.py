@@ -122,15 +122,12 @@ def _size(model: ModelFacts, machine: MachineFacts) -> Reason:
     billions = f"{model.parameters / 1e9:.2f}B parameters"
     if model.parameters <= SMALL:
         return Reason("model size", "local", f"{billions}, up to 3B is small enough", SEED)
-    if model.parameters >= LARGE and _portable(machine):
+    # If nobody knows, a Mac counts as a laptop and a server does not.
+    laptop = machine.system == "Darwin" if machine.laptop is None else machine.laptop
+    if model.parameters >= LARGE and laptop:
         return Reason("model size", "cloud", f"{billions}, 7B and more is too slow on a laptop without CUDA", SEED)
     which = "between 3B and 7B" if model.parameters < LARGE else "on no laptop"
     return Reason("model size", "either", f"{billions}, {which}: memory and time decide", GUIDE)
-
-
-def _portable(machine: MachineFacts) -> bool:
-    """Whether the machine is a laptop. If unknown, a Mac counts as one and a server does not."""
-    return machine.system == "Darwin" if machine.laptop is None else machine.laptop
 
 
 def _length(limit: int, here: Candidate, counted: bool) -> Reason:
