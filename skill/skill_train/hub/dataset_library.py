@@ -89,7 +89,13 @@ def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
         if isinstance(error, DatasetNotFoundError):
             raise _not_found(resource, str(error)) from None
         if isinstance(error, DatasetsError) or str(error).startswith("Dataset scripts are no longer"):
-            raise _unreadable(resource, error) from None
+            raise UsageError(
+                f"{resource} cannot be read",
+                code="unreadable_dataset",
+                expected="files of rows, such as JSON Lines or Parquet",
+                got=_line(error),
+                hint="try another data_revision, or download the files, repair them and use the local copy",
+            ) from None
         if isinstance(error, ValueError) and str(error).startswith(("Unknown split", "BuilderConfig", "Config name")):
             raise UsageError(
                 f"{resource} has no such split or configuration",
@@ -117,16 +123,6 @@ def _not_found(resource: HubResource, words: str) -> SkillTrainError:
     if "gated dataset" in words:
         return gated(resource)
     return no_revision(resource) if words.startswith("Revision") else unknown(resource)
-
-
-def _unreadable(resource: HubResource, error: Exception) -> UsageError:
-    return UsageError(
-        f"{resource} cannot be read",
-        code="unreadable_dataset",
-        expected="files of rows, such as JSON Lines or Parquet",
-        got=_line(error),
-        hint="try another data_revision, or download the files, repair them and use the local copy",
-    )
 
 
 def _line(error: Exception) -> str:

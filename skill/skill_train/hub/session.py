@@ -101,11 +101,9 @@ def _prepare_request(request: Any) -> None:
 def _count_response(response: Any) -> None:
     if response.status_code < 500 and response.status_code != 429:
         TRAFFIC.moved += AN_ANSWER
-    response.stream = _counted(response.stream, MOST_BYTES if _is_answer(response.request.url.path) else math.inf)
-
-
-def _is_answer(path: str) -> bool:
-    return path.startswith("/api/") and not path.startswith("/api/resolve-cache/") and not path.endswith("/logs")
+    path = response.request.url.path
+    unlimited = not path.startswith("/api/") or path.startswith("/api/resolve-cache/") or path.endswith("/logs")
+    response.stream = _counted(response.stream, math.inf if unlimited else MOST_BYTES)
 
 
 def _counted(stream: Any, most: float = math.inf) -> Any:
