@@ -7,9 +7,8 @@ from typing import Any
 
 from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
 from skill_train.core.worker import run_worker
-from skill_train.model.template_guard_worker import TrialJob
+from skill_train.model.template_guard_worker import SECONDS, TrialJob
 
-SECONDS = 2  # of processor time; the longest published template takes a hundredth of one
 _USER, _ANSWER = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
 _TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 _TALKS: tuple[dict[str, object], ...] = (
@@ -36,7 +35,7 @@ def _tried(templates: tuple[str, ...]) -> None:
         return
     marks = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
     talks: list[dict[str, object]] = [{**marks, "add_generation_prompt": False, **talk} for talk in _TALKS]
-    job = TrialJob(templates=list(templates), conversations=talks, seconds=SECONDS)
+    job = TrialJob(templates=list(templates), conversations=talks)
     try:
         run_worker("skill_train.model.template_guard_worker", job, object, most_seconds=10 * SECONDS)
     except (NativeCrash, DecisionNeeded) as error:

@@ -14,16 +14,16 @@ from typing import TypedDict
 from skill_train.core.memory import limit_process
 from skill_train.core.worker import worker_main
 
+SECONDS = 2  # of processor time; the longest published template takes a hundredth of one
 _MEMORY_BYTES = 800_000_000  # limit of the address space; this process takes 100 MB
 _MOST_CHARACTERS = 10_000_000  # limit of one rendered conversation, all of which are short
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag that transformers adds to jinja2
 
 
 class TrialJob(TypedDict):
-    """The templates, the variables of the conversations to render with each, and the limit of processor seconds."""
+    """The templates, and the variables of the conversations to render with each."""
 
     templates: list[str]
-    seconds: int
     conversations: list[dict[str, object]]
 
 
@@ -32,7 +32,7 @@ def run(job: TrialJob) -> None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    limit_process(_MEMORY_BYTES, seconds=job["seconds"])
+    limit_process(_MEMORY_BYTES, seconds=SECONDS)
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
     # Other errors of a template are reported where it is used, with the row that it refuses.
