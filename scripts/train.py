@@ -3784,13 +3784,22 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
 # How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one.
 
 SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
+QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
 def sign_of(first_line: str, suffix: str) -> str:
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
-    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in first_line), ",")
+    header = QUOTED.sub("", first_line)
+    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in header), ",")
+
+
+def utf16(raw: bytes) -> str | None:
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "UTF-16"
+    zeros = raw[::2].count(0), raw[1::2].count(0)
+    return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
 def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
@@ -3812,6 +3821,11 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
             error = caught
         yield start, cells, taken[:], error
         taken.clear()
+
+
+def broken_table(where: str, error: csv.Error) -> Refused:
+    expected = "a table whose quotes are closed, and doubled inside of a cell"
+    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
@@ -4009,11 +4023,11 @@ def json_lines(path: Path) -> Iterator[Line]:
 def parsed(raw: bytes, where: str) -> Row | Broken:
     try:
         row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
-    except UnicodeDecodeError:
-        return Broken("not_utf8", not_utf8(where, raw))
     except RepeatedKey as error:
         return Broken("broken_json", repeated_key(where, str(error)))
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        if isinstance(error, UnicodeDecodeError) or utf16(raw):
+            return Broken("not_utf8", not_utf8(where, raw))
         expected = "one JSON object a line, in UTF-8"
         return Broken("broken_json", unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND))
     return row if isinstance(row, dict) else Broken("not_an_object", not_an_object(where, row))
@@ -4040,9 +4054,10 @@ def table_rows(path: Path) -> Iterator[Line]:
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record
         end = start + len(lines) - 1
-        if (broken := unread_record(path, record, wrong_bytes)) is not None:
+        if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
-            names = names or cells or None
+            if names is None:  # no other row may take its place
+                return
         elif names is None:
             if end > 1 or not SIGN_SAID.fullmatch(first):
                 names = cells
@@ -4056,19 +4071,21 @@ def table_rows(path: Path) -> Iterator[Line]:
             yield end, Broken("broken_json", other_columns(f"line {end} of {path}", names)), None
 
 
-def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]]) -> Line | None:
+def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
     start, _, _, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
-        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}", raw)), None
+        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
     if error is not None:
-        return start, Broken("broken_json", broken_table(f"line {start} of {path}", error)), None
+        return start, Broken("broken_json", broken_table(f"line {start} of {path}{what}", error)), None
     return None
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
     for number, raw in numbered_lines(path):
+        if b"\0" in raw and utf16(raw):
+            wrong_bytes.append((number, raw))
         try:
             yield raw.decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -4104,7 +4121,7 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    encoding = utf16(raw) or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
@@ -4154,11 +4171,6 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     expected = f"{len(columns)} columns: {', '.join(columns)}"
     return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
-
-
-def broken_table(where: str, error: csv.Error) -> Refused:
-    expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +390,37 @@ def _write(path: Path, rows: list[dict[str, str]]) -> None:
         import datasets
 
         datasets.Dataset.from_list(rows).save_to_disk(str(path))
+
+
+HEADS = {
+    "a quote": ('"Frage "kurz"";Antwort', "utf-8", "its header, is broken"),
+    "open quote": ('"Frage,\n kurz;Antwort', "utf-8", "its header, is broken"),
+    "mark": ("Frage;Antwort", "utf-16", "most likely UTF-16"),
+    "LE": ("Frage;Antwort", "utf-16-le", "most likely UTF-16LE"),
+    "BE": ("Frage;Antwort", "utf-16-be", "most likely UTF-16BE"),
+    "umlaut": ("Prüfung;Antwort", "windows-1252", "most likely WINDOWS-1252"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("options", [(), ("--fix", "new.jsonl"), ("--recipe", "map.yaml", "--fix", "new.jsonl")])
+def test_a_header_that_cannot_be_read_ends_it(tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+    """The first row that could be read was taken as the header."""
+    head, encoding, told = HEADS[name]
+    rows = "".join(f"Was kostet {n}?;{n},50 {'€' if n == 7 else 'Euro'}\n" for n in range(9))
+    (tmp_path / "rows.csv").write_bytes(f"{head}\n{rows}".encode(encoding))
+    (tmp_path / "map.yaml").write_text(
+        "model: m\ndata: rows.csv\nformat: prompt_completion\ncolumns: {prompt: Frage, completion: Antwort}\n"
+    )
+    code, answer = _data(tmp_path / "rows.csv", *options)
+    error = answer["error"]
+    assert code == 2 and told in error["message"] and not (tmp_path / "new.jsonl").exists()
+    assert "usable_rows" not in (answer["data"] or {}) or not answer["data"]["usable_rows"]
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(model="m", data="rows.csv"))
+    assert told in caught.value.message and caught.value.hint == error["hint"]
+    assert error["hint"].startswith("iconv -f " if encoding != "utf-8" else "mend the header")
+    assert "--fix" not in str(error)
+    if encoding != "utf-8":
+        subprocess.run(["sh", "-c", error["hint"]], check=True)
+        assert (tmp_path / "rows.utf8.csv").read_text("utf-8-sig") == f"{head}\n{rows}"

@@ -256,6 +256,7 @@ WHOLE: list[tuple[str, bytes]] = [
     ("bom.csv", b"\xef\xbb\xbfprompt,completion\na,b\n"),
     ("table.tsv", b"prompt\tcompletion\na\tb\n"),
     ("excel.csv", b'\xef\xbb\xbfprompt;completion\r\n"a; b";"1,5"\r\n'),
+    ("quoted.csv", b'"prompt, ""short""";completion\na;1,5\n'),
 ]
 
 
@@ -486,3 +487,30 @@ def test_an_error_of_the_network_without_words_is_still_one_of_the_network(monke
     with pytest.raises(SkillTrainError, match="cannot be read from the Hub: TimeoutError") as caught:
         list(read_rows.read(Recipe(data="owner/rows", model="m")))
     assert caught.value.code == "hub_unreachable"
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        ('"a, b";c', ["a, b", "c"]),
+        ('"a, ""b""";c', ['a, "b"', "c"]),
+        ('a;"b, c"', ["a", "b, c"]),
+        ('"a; b",c', ["a; b", "c"]),
+        ('5" a;3" b', ['5" a', '3" b']),
+        ('5" a,3" b;c', ['5" a', '3" b;c']),
+    ],
+)
+def test_a_sign_inside_of_quotes_parts_no_columns(tmp_path: Path, head: str, names: list[str]) -> None:
+    sign = ";" if ";" in head.replace(names[0], "").replace(names[1], "") else ","
+    (tmp_path / "rows.csv").write_text(f"{head}\n1{sign}2\n")
+    assert list(iter_rows(str(tmp_path / "rows.csv"), split="train")) == [(2, dict(zip(names, "12", strict=True)))]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": "plain"}\n'), ("a.csv", "text,id\nplain,1\n")])
+def test_utf_16_of_plain_letters_is_no_utf_8(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    """Each of its bytes is UTF-8 too."""
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    (_, broken, _), *_ = read_rows.read(_recipe(tmp_path / name))
+    assert isinstance(broken, Broken) and broken.kind == "not_utf8"
+    assert f"iconv -f UTF-16{encoding[-2:].upper()} " in str(broken.refusal.error["hint"])

@@ -15,11 +15,9 @@ from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.program.rows import ROWS_IN_LINES, numbered_lines
-from skill_train.program.tables.shape import is_message
+from skill_train.program.tables.shape import is_message, utf16
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat
-
-_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -35,7 +33,7 @@ def empty(recipe: Recipe) -> UsageError:
 MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
-NO_ROW = f"{ROWS_IN_LINES}; one JSON document is a .json file"
+NO_ROW = f"mend the header of a table, or {ROWS_IN_LINES}; one JSON document is a .json file"
 
 
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
@@ -166,10 +164,10 @@ def rewriting_command(path: Path) -> str | None:
 
 def _encoding(path: Path) -> str | None:
     with open(path, "rb") as file:
-        if (mark := _MARKS.get(file.read(2))) is not None:
-            return mark
+        if (encoding := utf16(file.read(1 << 16))) is not None:
+            return encoding
     utf8 = [_decodes(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
-    readable = all(_decodes(line, "windows-1252") for _, line in numbered_lines(path))
+    readable = all(b"\0" not in line and _decodes(line, "windows-1252") for _, line in numbered_lines(path))
     return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
 
 

@@ -53,11 +53,13 @@ from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.tables.shape import (
     SIGN_SAID,
     Record,
+    broken_table,
     items_of,
     not_an_object,
     records_of,
     require_quotes,
     sign_of,
+    utf16,
     vote,
 )
 
@@ -195,11 +197,11 @@ def json_lines(path: Path) -> Iterator[Line]:
 def parsed(raw: bytes, where: str) -> Row | Broken:
     try:
         row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
-    except UnicodeDecodeError:
-        return Broken("not_utf8", not_utf8(where, raw))
     except RepeatedKey as error:
         return Broken("broken_json", repeated_key(where, str(error)))
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        if isinstance(error, UnicodeDecodeError) or utf16(raw):
+            return Broken("not_utf8", not_utf8(where, raw))
         expected = "one JSON object a line, in UTF-8"
         return Broken("broken_json", unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND))
     return row if isinstance(row, dict) else Broken("not_an_object", not_an_object(where, row))
@@ -227,9 +229,10 @@ def table_rows(path: Path) -> Iterator[Line]:
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record
         end = start + len(lines) - 1
-        if (broken := unread_record(path, record, wrong_bytes)) is not None:
+        if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
-            names = names or cells or None
+            if names is None:  # no other row may take its place
+                return
         elif names is None:
             if end > 1 or not SIGN_SAID.fullmatch(first):
                 names = cells
@@ -243,21 +246,23 @@ def table_rows(path: Path) -> Iterator[Line]:
             yield end, Broken("broken_json", other_columns(f"line {end} of {path}", names)), None
 
 
-def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]]) -> Line | None:
+def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
     """What is wrong with a row of a table; None if it can be read."""
     start, _, _, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
-        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}", raw)), None
+        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
     if error is not None:
-        return start, Broken("broken_json", broken_table(f"line {start} of {path}", error)), None
+        return start, Broken("broken_json", broken_table(f"line {start} of {path}{what}", error)), None
     return None
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
     """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
     for number, raw in numbered_lines(path):
+        if b"\0" in raw and utf16(raw):
+            wrong_bytes.append((number, raw))
         try:
             yield raw.decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -303,9 +308,9 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
-    which includes Latin-1."""
-    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    """The refusal of text that is not UTF-8. If it is not UTF-16, it is nearly always Windows-1252, which includes
+    Latin-1."""
+    encoding = utf16(raw) or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
@@ -360,11 +365,6 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     expected = f"{len(columns)} columns: {', '.join(columns)}"
     return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
-
-
-def broken_table(where: str, error: csv.Error) -> Refused:
-    expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:

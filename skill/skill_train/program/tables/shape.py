@@ -11,15 +11,26 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import MEND, Row, unreadable
 
 SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
+QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
 def sign_of(first_line: str, suffix: str) -> str:
-    """What stands between cells, in a .csv the first of these signs that the header has: Excel writes a semicolon where
+    """What stands between cells, in a .csv the first of these signs that the header has outside of
+    quotes: Excel writes a semicolon where
     the comma is for decimals."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
-    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in first_line), ",")
+    header = QUOTED.sub("", first_line)
+    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in header), ",")
+
+
+def utf16(raw: bytes) -> str | None:
+    """Which UTF-16 a text is. One of plain letters has no mark and is UTF-8 too, with zeros that no text has."""
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "UTF-16"
+    zeros = raw[::2].count(0), raw[1::2].count(0)
+    return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
 def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
@@ -41,6 +52,11 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
             error = caught
         yield start, cells, taken[:], error
         taken.clear()
+
+
+def broken_table(where: str, error: csv.Error) -> Refused:
+    expected = "a table whose quotes are closed, and doubled inside of a cell"
+    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
