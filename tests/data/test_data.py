@@ -424,3 +424,15 @@ def test_a_header_that_cannot_be_read_ends_it(tmp_path: Path, name: str, options
     if encoding != "utf-8":
         subprocess.run(["sh", "-c", error["hint"]], check=True)
         assert (tmp_path / "rows.utf8.csv").read_text("utf-8-sig") == f"{head}\n{rows}"
+
+
+def test_rows_of_another_encoding_that_fix_leaves_out_are_told(tmp_path: Path) -> None:
+    rows = "".join(f"{'Grün' if n % 3 else 'Rot'} {n}?;{n}\n" for n in range(9))
+    (tmp_path / "rows.csv").write_bytes(f"Frage;Antwort\n{rows}".encode("windows-1252"))
+    code, answer = _data(tmp_path / "rows.csv", "--fix", "new.jsonl")
+    assert (code, answer["data"]["fix"]["left_out"]) == (0, {"not_utf8": 6})
+    (warning,) = [one["message"] for one in answer["warnings"] if one["code"] == "not_utf8"]
+    assert "6 rows" in warning and "iconv -f WINDOWS-1252 -t UTF-8 rows.csv > rows.utf8.csv" in warning
+    (tmp_path / "odd.csv").write_bytes(f"x;y;z\n{rows}".replace("?;", "?;nun;").encode("windows-1252"))
+    error = _data(tmp_path / "odd.csv")[1]["error"]
+    assert error["code"] == "wrong_columns" and "most likely WINDOWS-1252" in error["message"]

@@ -116,6 +116,8 @@ def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
         fixed = _fix(console, inspection, counted.counter, fix)
         answer = msgspec.structs.replace(answer, fix=fixed)
         console.status(f"{fix}: {fixed.rows} rows; {sum(fixed.left_out.values())} left out")
+        if (lost := fixed.left_out.get("not_utf8")) and (keeps := rewriting_command(Path(recipe.data))):
+            console.warn("not_utf8", f"{lost} rows left out are whole, in another encoding. To keep them: {keeps}")
         following, error = [_next_with_fixed(inspection, fix)], None
     else:
         error = counted.error or _refusal(inspection, counted)
@@ -291,10 +293,9 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     kept = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
 
     def mapped(row: Row) -> Row:
+        made = {name: row.get(column) for name, column in ordered.items()}
         if inspection.pictures is not None:
             made = with_tags(row, ordered, inspection.pictures.folder, out)
-        else:
-            made = {name: row.get(column) for name, column in ordered.items()}
         return {kept.get(name, name): value for name, value in made.items()}
 
     return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
@@ -304,8 +305,7 @@ def _refuses(inspection: Inspection, counter: Counter) -> write_fixed.Refuses:
     """Encodes every row: exactly the rows that training would reject are left out."""
 
     def refuses(line: int, row: Row) -> str | None:
-        encoded = counter.encode(line, row)
-        if encoded is None:
+        if (encoded := counter.encode(line, row)) is None:
             return "template"
         why = counter.refusal(encoded)
         return None if why == "fully_masked" and inspection.recipe.skip_untrained_rows else why
@@ -350,6 +350,7 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
 def _impossible(inspection: Inspection) -> UsageError:
     error = wrong_columns(inspection.recipe, inspection.row, "")
     error.message = f"{inspection.recipe.data} cannot be used for {inspection.method}: {inspection.verdict.because}"
+    error.message += "; " * bool(other := inspection.survey.problems["not_utf8"].why) + other
     others = [name for name, verdict in inspection.verdicts.items() if verdict.verdict != "impossible"]
     if inspection.method != "sft":
         error.expected = "the columns of that method, as references/datasets.md has them"
