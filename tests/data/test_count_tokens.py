@@ -124,6 +124,36 @@ def test_rows_that_the_template_refuses_are_left_out(tmp_path: Path) -> None:
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {"template": 1})
 
 
+@pytest.mark.parametrize("sample", [2000, 4])
+def test_what_the_tokenizer_refuses_is_not_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
+    """The template refuses 2 rows of 8; of 2 more nothing is left to train on. A part of the rows tells no number."""
+    monkeypatch.setattr("skill_train.data.count_tokens.SAMPLE", sample)
+    late = [USER | {"content": "2 " * 90}, BOT]
+    conversations = [[USER, BOT], [USER, USER, BOT], late, [USER, BOT]] * 2
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
+    answer = answered("data", path, "--model", tiny.cached("mistral"), "--max-length", 40)[1]["data"]
+    problems, usable = answer["problems"], answer["usable_rows"]
+    template, masked = problems["template"], problems["fully_masked"]
+    if sample == 2000:
+        assert (usable, template["rows"], template.get("of_rows")) == (4, 2, None)
+        assert (masked["rows"], masked["of_rows"]) == (2, 6)
+        assert "usable_rows" not in answer["unknown"]
+    else:  # rows 1, 3, 5 and 7
+        assert (usable, template["rows"], template["of_rows"]) == (None, 0, 4)
+        assert (masked["rows"], masked["of_rows"]) == (2, 4)
+        assert answer["unknown"]["usable_rows"] == "2 of the 4 rows that were tokenized would be rejected"
+
+
+def test_a_template_that_refuses_each_row_leaves_none(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [USER, USER, BOT]}) + "\n")
+    told = answered("data", tmp_path / "rows.jsonl", "--model", tiny.cached("mistral"))[1]
+    answer = told["data"]
+    assert told["error"]["hint"].startswith("no row can be used, so --fix would leave none")
+    assert (answer["usable_rows"], answer["problems"]["template"]["rows"]) == (0, 1)
+    assert answer["problems"]["truncated"]["of_rows"] == 0
+
+
 def test_the_example_shows_what_is_trained(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [USER, BOT]}) + "\n")
     answer = answered("data", tmp_path / "rows.jsonl", "--model", tiny.cached("llama-chatml"))[1]

@@ -344,7 +344,7 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
         return command
     if inspection.check is None:
         return otherwise if inspection.row else NO_ROW
-    return _fix_command(inspection) if inspection.survey.usable else ALL_ALIKE
+    return _fix_command(inspection) if inspection.survey.usable > counted.refused else ALL_ALIKE
 
 
 def _impossible(inspection: Inspection) -> UsageError:

@@ -44,6 +44,15 @@ class Counted:
     counter: Counter | None = None
     context: int | None = None
 
+    @property
+    def refused(self) -> int:
+        return sum(count.refused for count in self.problems.values() if count is not None)
+
+    def tried(self, problem: str) -> int:
+        """The rows in which the tokenizer looked for a problem. A row that the template refuses has no length."""
+        template = self.problems["template"] if problem == "template" else None
+        return (len(self.lengths.counted) if self.lengths else 0) + (template.rows if template else 0)
+
 
 class MappingReport(msgspec.Struct, frozen=True):
     """The format and its columns. `with_chat_template`: how a model with a chat template reads them instead."""
@@ -153,12 +162,14 @@ def report(inspection: Inspection, counted: Counted) -> DataReport:
     used = set(inspection.verdict.columns.values())
     counts = {**survey.problems, **{name: count for name, count in counted.problems.items() if count is not None}}
     refused = sum(count.refused for count in counts.values())
+    unknown = _unknown(inspection, counted)
+    known = inspection.check is not None and "usable_rows" not in unknown
     return DataReport(
         path=inspection.recipe.data,
         bytes=digest and digest["bytes"],
         sha256=digest and digest["sha256"],
         rows=survey.rows,
-        usable_rows=survey.usable if inspection.check else None,
+        usable_rows=survey.usable - counted.refused if known else None,
         columns={name: " or ".join(kinds) for name, kinds in list(survey.columns.items())[:40]},
         not_read=[name for name in survey.columns if name not in used][:20],
         format=None if inspection.detected is None else _mapping(inspection.detected, inspection.recipe.model),
@@ -169,7 +180,7 @@ def report(inspection: Inspection, counted: Counted) -> DataReport:
         },
         note=ONLY_SFT,
         problems=_problems(survey, counted),
-        unknown=_unknown(inspection, counted),
+        unknown=unknown,
         tokens=_token_report(inspection, counted),
         example=_short(counted.example),
         pictures=_pictures(inspection, counted),
@@ -211,10 +222,9 @@ def _problems(survey: Survey, counted: Counted) -> dict[str, ProblemReport | Non
     named: dict[str, RefusedRows | None] = {name: survey.problems.get(name) for name in names} | {
         name: count for name, count in survey.problems.items() if name not in names and count.rows
     }
-    looked_at = len(counted.lengths.counted) if counted.lengths is not None else survey.usable
-    sampled = (*problems.LENGTHS, "template") if looked_at < survey.usable else ()
+    tried = {name: counted.tried(name) for name in counted.problems}
     return {
-        name: _count(count, looked_at if name in sampled else UNSET)
+        name: _count(count, tried[name] if tried.get(name, survey.usable) < survey.usable else UNSET)
         for name, count in (named | counted.problems).items()
     }
 
@@ -235,6 +245,8 @@ def _unknown(inspection: Inspection, counted: Counted) -> dict[str, str]:
         unknown |= dict.fromkeys(problems.MAPPED, f"no mapping for {inspection.method}")
     if counted.lengths is None:
         unknown |= dict.fromkeys(("truncated", "fully_masked", "template"), counted.why_not)
+    if counted.refused and (tried := counted.tried("template")) < inspection.survey.usable:
+        unknown["usable_rows"] = f"{counted.refused} of the {tried} rows that were tokenized would be rejected"
     return unknown
 
 
