@@ -293,9 +293,8 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     kept = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
 
     def mapped(row: Row) -> Row:
-        made = {name: row.get(column) for name, column in ordered.items()}
-        if inspection.pictures is not None:
-            made = with_tags(row, ordered, inspection.pictures.folder, out)
+        pictures = inspection.pictures
+        made = with_tags(row, ordered, pictures.folder, out) if pictures else {n: row.get(c) for n, c in ordered.items()}
         return {kept.get(name, name): value for name, value in made.items()}
 
     return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
@@ -350,7 +349,8 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
 def _impossible(inspection: Inspection) -> UsageError:
     error = wrong_columns(inspection.recipe, inspection.row, "")
     error.message = f"{inspection.recipe.data} cannot be used for {inspection.method}: {inspection.verdict.because}"
-    error.message += "; " * bool(other := inspection.survey.problems["not_utf8"].why) + other
+    if why := inspection.survey.problems["not_utf8"].why:
+        error.message += f"; {why}"
     others = [name for name, verdict in inspection.verdicts.items() if verdict.verdict != "impossible"]
     if inspection.method != "sft":
         error.expected = "the columns of that method, as references/datasets.md has them"

@@ -16,9 +16,8 @@ Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the fir
 
 
 def sign_of(first_line: str, suffix: str) -> str:
-    """What stands between cells, in a .csv the first of these signs that the header has outside of
-    quotes: Excel writes a semicolon where
-    the comma is for decimals."""
+    """What stands between cells, in a .csv the first of these signs that the header has outside of quotes: Excel writes
+    a semicolon where the comma is for decimals."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
