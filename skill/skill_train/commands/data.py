@@ -133,8 +133,7 @@ def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
 
 def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
-    loaded = fields.read(file) if file is not None else {}
-    values = {key: value for key, value in loaded.items() if value is not None} | flags
+    values = {key: value for key, value in (fields.read(file) if file else {}).items() if value is not None} | flags
     if "data" not in values:
         raise UsageError(
             "no dataset was given",
@@ -293,8 +292,9 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     kept = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
 
     def mapped(row: Row) -> Row:
-        pictures = inspection.pictures
-        made = with_tags(row, ordered, pictures.folder, out) if pictures else {n: row.get(c) for n, c in ordered.items()}
+        if inspection.pictures is None:
+            return {kept.get(name, name): row.get(column) for name, column in ordered.items()}
+        made = with_tags(row, ordered, inspection.pictures.folder, out)
         return {kept.get(name, name): value for name, value in made.items()}
 
     return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
