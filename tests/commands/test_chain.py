@@ -142,6 +142,30 @@ def test_a_proof_misses_rows_that_are_gone(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", [{"held_out"}, {"samples"}, {"held_out", "samples"}], ids=len)
+def test_a_proof_without_the_rows_of_its_run_does_not_pass(tmp_path: Path, lost: set[str]) -> None:
+    """Nothing of a file that is gone could be compared, and the proof is read without the warnings."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    for name in lost:
+        (run.path / f"{name}.jsonl").unlink()
+    code, answer = answered("verify", run.path, "--tokens", 64)
+    unjudged = {c["file"]: c["detail"] for c in answer["data"]["checks"] if c["verdict"] == "warn"}
+    assert (code, answer["data"]["verdict"]) == (0, "warn")
+    assert unjudged.keys() >= {f"{name}.jsonl" for name in lost}
+    assert str(tmp_path) not in str(unjudged)  # `push` publishes it
+    told = [warning["message"] for warning in answer["warnings"] if warning["code"] == "missing_file"]
+    assert len(told) == len(lost) and all("does not exist: put the file back" in each for each in told)
+    assert ("--max-steps 1" in str(told)) is ("held_out" in lost)
+    again = answered("verify", run.path, "--tokens", 64)[1]
+    assert (again["data"]["verdict"], again["data"]["reused"]) == ("warn", True) and len(again["warnings"]) >= len(told)
+    record = json.loads(run.record("train").read_text())
+    record["data"]["held_out_rows"] = 0  # as a recipe with held_out_fraction: 0 leaves it
+    run.record("train").write_text(json.dumps(record))
+    files = {c["file"] for c in answered("verify", run.path, "--tokens", 64)[1]["data"]["checks"]}
+    assert "held_out.jsonl" not in files and ("samples.jsonl" in files) is ("samples" in lost)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "edited", "told"),
     [

@@ -23,7 +23,7 @@ from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
-from skill_train.run.train_record import TrainRecord, is_asked_bare, system_of
+from skill_train.run.train_record import TrainedData, TrainRecord, is_asked_bare, system_of, way_back
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.check import first_few
 
@@ -152,7 +152,7 @@ def verify_run(
             adapter=None if run.is_full else run.adapter,
             base=base,
             ggufs=run.exported,
-            unread=unread(run),
+            unread=unread(run) + _lost_rows(console, run, training.data),
             rows=samples,
             held_out=held_out,
             record=out or run.record("verify"),
@@ -163,6 +163,15 @@ def verify_run(
         )
         _warn_of_modelfile(console, run, training)
         return result
+
+
+def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[str, str], ...]:
+    """The files of rows that are gone. Only the warning has paths, because a proof is published."""
+    kept = ((run.held_out, data.held_out_rows, "that were held out"), (run.samples, data.train_rows, "that trained"))
+    lost = [(file, which) for file, rows, which in kept if rows and not file.is_file()]
+    for file, _ in lost:
+        console.warn("missing_file", f"{file} does not exist: {way_back(file)}")
+    return tuple((file.name, f"it is gone, and nothing was compared on the rows {which}") for file, which in lost)
 
 
 def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> None:

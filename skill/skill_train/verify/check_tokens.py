@@ -165,7 +165,7 @@ def check_trained(
         turn_end: the token that ends a turn of that template. So was a text that goes on behind it.
     """
     if not rows:
-        return NotChecked("trained_is_shipped", file, "no rows of text alone were kept by a training run")
+        return NotChecked("trained_is_shipped", file, "no rows of text alone were given, such as a training run keeps")
     faults = []
     for row, ids in zip(rows, shipped, strict=True):
         if isinstance(ids, str):
