@@ -142,6 +142,28 @@ def test_a_proof_misses_rows_that_are_gone(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["f16", "q4_k_m"])
+def test_a_file_that_was_replaced_is_not_measured(tmp_path: Path, kind: str) -> None:
+    """`report` told its figures from those of the export, and its words led back to `evaluate`, which had them
+    already."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "my run")))
+    file = next(path for path in run.exported if path.name.endswith(f"-{kind}.gguf"))
+    written = file.read_bytes()
+    at = written.index(b"general.name") + 12 + 4 + 8  # its type, its length
+    file.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+    for named in ([], ["--gguf", file]):
+        code, answer = answered("evaluate", run.path, "--rows", 2, *named)
+        assert (code, answer["error"]["code"]) == (2, "output_changed") and str(file) in answer["error"]["message"]
+    moved, again = answer["error"]["hint"].split(" away and make it again: skill-train ")
+    assert moved == f"move {shlex.quote(str(file))}"
+    elsewhere = file.rename(tmp_path / file.name)
+    assert answered("evaluate", run.path, "--rows", 2, "--gguf", elsewhere)[0] == 0  # a file of the user's
+    assert answered(*shlex.split(again))[0] == 0 and file.read_bytes() == written
+    assert answered("evaluate", run.path, "--rows", 2)[0] == 0
+    assert answered("report", run.path)[1]["data"]["runs"][0]["missing"] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [{"held_out"}, {"samples"}, {"held_out", "samples"}], ids=len)
 def test_a_proof_without_the_rows_of_its_run_does_not_pass(tmp_path: Path, lost: set[str]) -> None:
     """Nothing of a file that is gone could be compared, and the proof is read without the warnings."""

@@ -23,10 +23,10 @@ from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.run import merge_record, plan_record
+from skill_train.run import export_record, merge_record, plan_record
 from skill_train.run.begun import require_rows, trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
-from skill_train.run.folder import RunDir, StepResult, open_run
+from skill_train.run.folder import RunDir, StepResult, open_run, require_unchanged
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Row, read_rows
@@ -126,10 +126,12 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
                 "measured; `verify` shows whether the GGUF files were",
             )
         models = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
+        models = _with_pictures(models, run, pictures)
+        _require_exported(run, models)
         with console.progress("evaluating") as progress:
             result = step.evaluate(
                 step.EvaluateRequest(
-                    models=_with_pictures(models, run, pictures),
+                    models=models,
                     rows=rows,
                     loss_on=recipe.loss_on,
                     most_rows=options.rows,
@@ -175,6 +177,21 @@ def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | Non
         dataclasses.replace(model, pictures=pictures, projector=projector if model.is_gguf else None)
         for model in models
     ]
+
+
+def _require_exported(run: RunDir, models: list[Model]) -> None:
+    """Refuses a file that was replaced since its export: its figures would stand beside another file.
+
+    Raises:
+        UsageError: the record of its export has another digest.
+    """
+    asked = {path.resolve() for model in models for path in (model.path, model.projector) if path is not None}
+    for record in map(run.record, ("convert", "quantize", "mmproj")):
+        outputs = export_record.read(record).outputs if record.is_file() else {}
+        for name, made in outputs.items():
+            if (file := run.path / name).resolve() in asked:
+                again = f"skill-train export-gguf {quoted(run.path)} --quant {quoted(made['quant'])}"
+                require_unchanged(file, made, record, f"move {quoted(file)} away and make it again: {again}")
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
