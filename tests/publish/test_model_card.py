@@ -144,7 +144,7 @@ def test_figures_are_of_the_files_that_are_pushed() -> None:
     )
     measured = msgspec.convert(given, Evaluation)
     _, page = made("gguf", ggufs={Q8: 1}, evaluation=measured)
-    assert "on 20 rows that never trained. The interval is of 95 %." in page
+    assert "on 20 rows that this run never trained on. The interval is of 95 %." in page
     table = page.split("## Measured")[1].split("| --- | --- | --- | --- |\n")[1].split("\n\n")[0]
     assert table.splitlines() == [
         "| base | not measured | not asked |  |",

@@ -276,7 +276,7 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
     _write(run / "evaluate.json", evaluation)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
-    assert "on 20 rows that never trained" in card and "| base | 2.5 | 75% of 20 |  |" in card
+    assert "on 20 rows that this run never trained on" in card and "| base | 2.5 | 75% of 20 |  |" in card
     assert f"| {file.name} | 0.5 | 75% of 20 | +0.01 (-0.02 to +0.04) against tuned: inside the noise |" in card
     evaluation["inputs"]["models"][file.name]["model"]["sha256"] = "0" * 64
     _write(run / "evaluate.json", evaluation)

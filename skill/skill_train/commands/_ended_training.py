@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TypedDict
 
 from msgspec import UNSET
 
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import TrainingFailed
+from skill_train.core.errors import TrainingFailed, UsageError
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
 from skill_train.run import plan_record, train_record
@@ -135,3 +137,42 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
     elif data.held_out_trained is UNSET:
         why = "an earlier version trained this run, and did not keep rows that repeat together"
         console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")
+
+
+def warn_of_base_rows(console: Console, run: RunDir) -> None:
+    """Warns of held-out rows on which the runs may have trained that its base was merged in, one on top of another."""
+    try:
+        for said in _known_to_base(run):
+            again = "a run with its data, held_out_fraction and seed holds out the same rows"
+            console.warn("base_trained", f"{said}, and the base was merged there; {again}")
+    except UsageError as error:  # the training is done
+        console.warn("base_trained", f"whether the base was trained on held-out rows is not known: {error.message}")
+
+
+def _known_to_base(run: RunDir) -> Iterator[str]:
+    plan, rows = plan_record.read(run.plan), {row["row"] for row in train_record.read_fed_rows(run.held_out)}
+    for base in _merged_in(plan) if rows else ():
+        earlier, training = plan_record.read(base.plan), base.record("train")
+        held_out = {row["row"] for row in train_record.read_fed_rows(base.held_out)}
+        whole = training.is_file() and len(held_out) == train_record.read(training).data.held_out_rows
+        if not whole or _data_of(earlier) != _data_of(plan):
+            why = "has other data" if whole else "lost rows that it held out"
+            yield f"{base.path} {why}, so whether it trained on the {len(rows)} held-out rows is not known"
+        elif known := len(rows - held_out):
+            yield f"{base.path} did not hold out {known} of the {len(rows)} held-out rows, which its data has"
+
+
+def _merged_in(plan: Plan) -> list[RunDir]:
+    runs: list[RunDir] = []
+    while (base := Path(plan.recipe.model).resolve()).name == "merged" and RunDir.is_one(base.parent):
+        if RunDir(base.parent) in runs:
+            break  # somebody edited a plan
+        runs.append(RunDir(base.parent))
+        plan = plan_record.read(runs[-1].plan)
+    return runs
+
+
+def _data_of(plan: Plan) -> tuple[object, ...]:
+    recipe = plan.recipe
+    content = plan.fingerprints.get("data") or (recipe.data, recipe.data_revision, recipe.data_file)
+    return content, recipe.data_config, recipe.split

@@ -13,7 +13,7 @@ import msgspec
 from skill_train.commands._base_model import base_of
 from skill_train.commands._chosen_model import projector_of
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
-from skill_train.commands._ended_training import warn_of_seen
+from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH
 from skill_train.commands._shell import quoted
@@ -116,6 +116,7 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         rows = read_rows(run.held_out)
         require_rows(rows, run.path, training.data.held_out_rows)
         warn_of_seen(console, training.data)
+        warn_of_base_rows(console, run)
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)
         pictures = pictures_of(rows, run, base)

@@ -15,7 +15,12 @@ import click
 import msgspec
 
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
-from skill_train.commands._ended_training import measured_beside_estimates, smoke_failure, warn_of_run
+from skill_train.commands._ended_training import (
+    measured_beside_estimates,
+    smoke_failure,
+    warn_of_base_rows,
+    warn_of_run,
+)
 from skill_train.commands._frame import command
 from skill_train.commands._options import (
     PATH,
@@ -97,6 +102,7 @@ def local(options: LocalOptions, console: Console) -> Result:
     plan = plan_record.read(folder.plan)  # a run that had begun keeps the one it began with
     epochs = _epochs(plan, trained.record)
     _warn(options, console, plan, trained.record)
+    warn_of_base_rows(console, folder)
     whole = _whole_training(options) if epochs < 1 and not options.goes_on else []
     return _result(folder, plan, trained, epochs, whole)
 

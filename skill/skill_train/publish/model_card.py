@@ -209,7 +209,7 @@ def _measured(facts: CardFacts) -> str:
         f"| {_safe(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
     ]
     never = facts.training.data.held_out_trained == 0  # of an earlier version some did
-    which = "rows that never trained" if never else "held-out rows, which may have been trained"
+    which = "rows that this run never trained on" if never else "held-out rows, which may have been trained"
     basis = f"By `skill-train evaluate`, on {evaluation.rows} {which}. The interval is of 95 %."
     head = f"## Measured\n\n{basis}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)

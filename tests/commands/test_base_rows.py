@@ -1,0 +1,65 @@
+"""A run on a base that another run merged: of its held-out rows, those are told that the other may have trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import shared_runs
+from one_command import answered
+
+pytestmark = pytest.mark.slow
+
+
+def told(*words: object) -> list[str]:
+    code, answer = answered(*words)
+    assert code == 0, answer
+    return [warning["message"] for warning in answer["warnings"] if warning["code"] == "base_trained"]
+
+
+def numbers(run: Path) -> set[int]:
+    return {json.loads(line)["row"] for line in (run / "held_out.jsonl").read_text().splitlines()}
+
+
+def edit(file: Path, part: str, key: str, value: object) -> None:
+    document = json.loads(file.read_text())
+    document[part][key] = value
+    file.write_text(json.dumps(document))
+
+
+def test_held_out_rows_that_the_base_was_trained_on_are_counted(tmp_path: Path) -> None:
+    chain = shared_runs.chain()
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    shutil.copytree(chain.run, first)
+    (recipe := tmp_path / "recipe.yaml").write_text(
+        f"model: {first}/merged\ndata: {chain.rows}\nheld_out_fraction: 0.4\n"
+    )
+    train = ("--data", chain.rows, "--max-steps", 1, "--max-length", 96)
+    on_first = (*train, "--model", first / "merged")
+    said = told("local", recipe, *on_first, "--run-dir", second)
+    known = len(numbers(second) - numbers(first))
+    assert known > 0 and len(said) == 1
+    count = f"{first} did not hold out {known} of the {len(numbers(second))} held-out rows, which its data has"
+    assert said[0].startswith(count)
+    evaluate = ("evaluate", second, "--rows", 2)
+    assert told(*evaluate) == said
+    assert told("local", *on_first, "--run-dir", tmp_path / "same") == []  # the same split
+
+    answered("merge", second)
+    chained = told("local", recipe, *train, "--model", second / "merged", "--run-dir", third)
+    assert len(chained) == 1 and chained[0].startswith(count)  # of the base of its base alone
+
+    held_out = first / "held_out.jsonl"
+    held_out.rename(tmp_path / "away")
+    assert [f"{first} lost rows that it held out, so whether" in each for each in told(*evaluate)] == [True]
+    edit(first / "train.json", "data", "held_out_rows", 0)  # it trained on every row
+    assert f"did not hold out {len(numbers(second))} of" in told(*evaluate)[0]
+    edit(first / "plan.json", "fingerprints", "data", "other")
+    assert [f"{first} has other data, so whether" in each for each in told(*evaluate)] == [True]
+    edit(first / "plan.json", "recipe", "model", str(first / "merged"))  # no end
+    assert len(told(*evaluate)) == 1
+    (first / "plan.json").write_text("{")
+    assert [each.startswith("whether the base was trained") for each in told(*evaluate)] == [True]
