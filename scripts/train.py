@@ -445,7 +445,6 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
-    """Refuses settings that name code to fetch and run, at any depth."""
     for holder in objects_in(document):
         for key, allowed in NAMES_OF_CODE.items():
             setting = holder.get(key)
@@ -552,7 +551,6 @@ def is_text_only(metadata: Any) -> bool:
 
 
 def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
-    """Refuses tensors that do not fill these bytes exactly, each with the bytes that its dtype and shape need."""
     for name, entry in tensors.items():
         if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
@@ -586,7 +584,6 @@ def broken_model(message: str, expected: str, got: str, *, hint: str = "download
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is neither a list nor an object, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
@@ -687,7 +684,6 @@ def read_foreign(path: Path, most: int) -> bytes:
 
 
 def foreign_json(path: Path) -> Any:
-    """A JSON document that somebody else wrote."""
     most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
     content = read_foreign(path, most)
     if marks_in(content) > most // BYTES_A_VALUE:
@@ -784,7 +780,6 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 
 def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Changes fields of a config.json at each level that has them, or else at the first."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
@@ -890,7 +885,6 @@ def without(path: Path) -> str:
 
 
 def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
-    """What `take` finds in a JSON file that an earlier start wrote."""
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -1046,7 +1040,6 @@ def held_out_count(rows: int, fraction: float) -> int:
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
-    """The plan for another try after `error`, with its reason; None if a smaller layout would not help."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
@@ -1148,7 +1141,6 @@ def marks(name: str, row: Any) -> list[bool]:
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
-    """The refusal of a conversation whose answers are all left out; None where it has none."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None
@@ -1438,7 +1430,6 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
-    """A conversation of well-formed messages."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
@@ -1518,7 +1509,6 @@ def checked_message(message: Any) -> Any:
 
 
 def no_answer(messages: list[Message]) -> Refused:
-    """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
         return bad_row("a conversation has no assistant message to learn from", got=repr(messages))
@@ -1592,7 +1582,6 @@ def words_of_name(column: str) -> list[str]:
 
 
 def is_media(column: str, value: Any) -> bool:
-    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
     if media_in(value) is not None:
         return True
     if isinstance(value, str) and MEDIA_PATH.fullmatch(value.strip()) and mentions_media(column):
@@ -1756,7 +1745,6 @@ class TypedTokens:
             self.ended.append(ended[0])
 
     def notes(self, count: int) -> list[str]:
-        """What to tell of them, where `count` rows were looked at."""
         told = (
             (self.inside, "control tokens of the model in the text of a message", "an answer is trained to stop there, "
              "and a text can open a turn: take them out, unless that is meant"),
@@ -1990,7 +1978,6 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """The row groups of a Parquet file."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -2052,7 +2039,6 @@ class Page(NamedTuple):
 
 
 def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
-    """Each page that pyarrow would read."""
     at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
     end, values_read = at + chunk.packed, 0
     while at < end and values_read < chunk.values:
@@ -2150,7 +2136,6 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small enough as rows of Python too."""
     total = 0
     for batch in batches:
         for part, weight in small_parts(batch, most_at_once(size)):
@@ -2240,7 +2225,6 @@ DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
 
 
 def as_stored(feature: Any) -> Any:
-    """The same column, undecoded."""
     if isinstance(feature, dict):
         return {name: as_stored(part) for name, part in feature.items()}
     if isinstance(feature, list):
@@ -2379,7 +2363,6 @@ class HubFile(NamedTuple):
 
 
 def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
-    """The file of rows that a recipe names."""
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
             f"{name[:200]} is not a file of a commit of {dataset}",
@@ -2445,7 +2428,6 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
-    """Brings files of the repository to the cache."""
     from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
 
     from huggingface_hub import hf_hub_download
@@ -2538,7 +2520,6 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
@@ -2552,7 +2533,6 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
-    """A value of the table, where `below` is its folder."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):
@@ -2719,7 +2699,6 @@ def check_header(image: Any, name: str) -> None:
 
 
 def in_rgb(image: Any) -> Any:
-    """RGB from any mode of Pillow: 16-bit grey is scaled, and transparent pixels get white behind them."""
     from PIL import Image
 
     if image.mode.startswith("I;16"):
@@ -2779,7 +2758,6 @@ def data_uri(source: str) -> bytes:
 
 
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
-    """A file in the folder of the dataset."""
     name = path[:200]
     try:
         file, where = placed_file(path, folder)
@@ -2870,7 +2848,6 @@ def require_no_tag(value: Any, *, has_pictures: bool) -> None:
 
 
 def pictures_of_column(value: Any) -> list[PictureSource]:
-    """The pictures of a cell: one, a list of them, or none."""
     values = value if isinstance(value, list) else [] if value in (None, "") else [value]
     for each in values:
         if not isinstance(each, (str, bytes, dict)):
@@ -2954,7 +2931,6 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
-    """Where the picture of a part is; None where the part only marks its place."""
     cells = (part.get(key) for key in PART_KEYS)
     values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
     sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
@@ -2975,7 +2951,6 @@ def which_picture(value: Any) -> str:
 
 
 def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:
-    """The texts with all pictures before the first message of the user, or before the question."""
     for name in ("messages", "conversations", "prompt", "question", "instruction"):
         value: Any = lifted.get(columns.get(name, ""))
         if isinstance(value, str):
@@ -3112,7 +3087,6 @@ class Engine:
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
     def parts(self, image: Any) -> list[Any]:
-        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
@@ -3206,7 +3180,6 @@ def single(number: float) -> float:
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
-    """The picture in its own shape, as large as it fits, amid black."""
     from PIL import Image
 
     if image.size == target:
@@ -3392,7 +3365,6 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
 
 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
-    """The tokens of a picture of this size, once it is upright."""
     rows, columns = grid_of(processor, size, engine)
     if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
         return PictureTokens(processor.count, 2 if engine is not None else 4)
@@ -3405,7 +3377,6 @@ def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine 
 
 
 def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """`smart_resize` of Qwen2-VL's processor, divided by the square of a token."""
     side = processor.patch_size * processor.merge_size
     least, most = processor.size["shortest_edge"], processor.size["longest_edge"]
     rows, columns = round(size.height / side), round(size.width / side)
@@ -3601,8 +3572,6 @@ class Pictures:
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
-        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
-        the pictures with their digests."""
         fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
         outside = [
             (max(start, a) + shift, min(stop, b) + shift)
@@ -3657,7 +3626,6 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes beside the ids: for the pictures of each row, as PIL images."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -3747,7 +3715,6 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
 
 
 def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
-    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
     size = own.get("size") if isinstance(own.get("size"), dict) else None
     named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
     if size is None and not named.keys() & own.keys():
@@ -3761,7 +3728,6 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
-    """The content of a picture's file, which has this digest since its row was encoded."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:
@@ -4103,7 +4069,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """The text of a dataset that is one document."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
@@ -4127,7 +4092,6 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document."""
     try:
         text = whole_text(path)
         return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
@@ -4199,7 +4163,6 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
 
 
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
-    """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise unreadable(
             f"{folder} is not a dataset folder",
@@ -4213,7 +4176,6 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def load_saved(folder: Path, name: str) -> Any:
-    """One split of a saved folder."""
     import datasets
 
     with broken_saved(folder):
@@ -4279,7 +4241,6 @@ def tables_of(builder: Any, split: str) -> list[HubFile]:
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
-    """Refuses the rows of another commit."""
     commits = {Path(file["filename"]).parent.name for file in loaded.cache_files}
     if commits != {commit}:
         raise Refused(
@@ -4331,7 +4292,6 @@ STRATEGIES = ("single", "ddp", "fsdp")
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan, with every field present and of its type."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
@@ -4388,7 +4348,6 @@ def may_be_missing(fields: type) -> set[str]:
 
 
 def check_fields(values: Any, described: Any, name: str) -> None:
-    """Refuses what is not an object with the fields of the TypedDict `described`."""
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     fields, newer = json_types(described), may_be_missing(described)
@@ -4437,8 +4396,6 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def require_hub_inputs(plan: Plan) -> None:
-    """Refuses a folder or file here that has the name of what was planned on the Hub: whoever loads that name takes
-    what lies here, and would train on other rows or another model."""
     prints = plan.get("fingerprints", {})
     places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
     for key, noun in places:
@@ -4496,7 +4453,6 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def prepare_environment(placement: Placement) -> None:
-    """Sets variables; call it before any library is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
@@ -4622,7 +4578,6 @@ def held_out_rows(
     seed: int,
     images: list[list[str]] | None = None,
 ) -> set[int]:
-    """Indices of rows that never train."""
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
     keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
@@ -4694,8 +4649,6 @@ ANSWER_MARK = re.compile(
 
 
 def question_of(row: EncodedRow) -> str:
-    """What a row asks: a conversation up to its first message of the user, rendered or not; a prompt; or the whole of
-    another text."""
     if row["kind"] == "completion":
         return row["prompt"]
     if row["kind"] == "text":
@@ -4826,7 +4779,6 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
-    """The tokenizer with the ids of llama.cpp."""
     # Not transformers.AutoTokenizer: the converter has another there.
     from transformers.models.auto import AutoTokenizer
 
@@ -5113,8 +5065,6 @@ class Encoder:
         }
 
     def require_read(self, row: Row) -> None:
-        """Refuses a row with a picture, sound or film in a column that is not read: the plan was made from the first
-        rows, and its text alone would teach something else."""
         column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
         if column is not None:
             raise Refused(
@@ -5127,7 +5077,6 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels."""
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
@@ -5168,7 +5117,6 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first."""
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
@@ -5180,7 +5128,6 @@ class Encoder:
                     )
 
     def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Notes that tools, or messages of a role such as system, do not stand in the text."""
         if tools and self.try_render(messages, None) == rendered:
             self.note(NOT_RENDERED.format("the descriptions of tools"))
         for index, message in enumerate(messages):
@@ -5240,8 +5187,6 @@ class Encoder:
         return None
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
-        there)."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -5322,7 +5267,6 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """Refuses a question that was already rendered with the template: it would be rendered twice."""
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
         mark = next((mark for mark in self.template_marks if mark in question), None)
         if mark is not None:
@@ -5388,7 +5332,6 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
-    """Checks, before the first step, that an optimizer trains only float32 weights."""
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
@@ -5457,7 +5400,6 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
 
 
 def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
-    """The outputs of the forward pass without the product of its head, and the hidden states that the head received."""
     hidden_states = []
 
     def keep(hidden: Any) -> Any:
@@ -5581,7 +5523,6 @@ def weights_dtype(recipe: Recipe, placement: Placement) -> str:
 
 
 def check_optimizer(recipe: Recipe) -> None:
-    """Refuses an unknown optimizer before the model is loaded."""
     from transformers.training_args import OptimizerNames
 
     names = [name.value for name in OptimizerNames]
@@ -5739,7 +5680,6 @@ TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def watch_standard_input(folder: Path) -> None:
-    """Watches standard input in a thread."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -5795,7 +5735,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
-    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -5811,7 +5750,6 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
-    """Refuses to go on with other weights than those that `environment.json` of the earlier start names."""
     path = folder / "environment.json"
     anew = "train into a new --run-dir"
     recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
@@ -5906,7 +5844,6 @@ class Watch:
         }
 
     def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
-        """Refuses to continue with another split: trained rows would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
             was = {name: line.get(name, value) for name, value in fed.items()}
@@ -6015,7 +5952,6 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
-        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak."""
         import torch
 
         now = {"rss": peak_rss_bytes()}
@@ -6057,7 +5993,6 @@ class Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Lets Ctrl-C, SIGTERM and the closing of the terminal save a checkpoint after the current step and stop."""
 
         def stop(*_: Any) -> None:
             self.interrupted = True
@@ -6159,7 +6094,6 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
 
 def check_positions(config: Any, data: Data) -> None:
-    """Refuses rows that are longer than a table of positions, which is an IndexError in the first step that has one."""
     longest = max(len(row["input_ids"]) for row in data["train"] + data["held_out"])
     if config.model_type in POSITIONS_IN_TABLE and longest > config.max_position_embeddings:
         raise Refused(
@@ -6271,7 +6205,6 @@ def reporter(name: str) -> str:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or continues from a checkpoint."""
     import transformers
 
     # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
@@ -6320,7 +6253,6 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Copies tokenizer, template and configs of the base, byte for byte."""
     for new_file in part.iterdir():
         if ".safetensors" not in new_file.name:
             new_file.unlink()
@@ -6600,7 +6532,6 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row, up to its last trained token."""
         if self.pictures is not None:  # a picture cannot be cut
             return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
@@ -6613,7 +6544,6 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the mean loss over all batches, one tensor a weight."""
         import torch
 
         model = self.trainer.model
@@ -6627,7 +6557,6 @@ class Checks:
         return gradient
 
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
-        """The loss of the trained tokens, without the balancing loss of experts."""
         plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
         inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
@@ -6658,7 +6587,6 @@ class Checks:
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
-        """Checks that the saved files, read back, give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         trained = self.logits(model)
         if is_full(self.recipe):
@@ -6672,7 +6600,6 @@ class Checks:
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
-        """Loads the saved adapter as a second one, in the types of the first."""
         from peft import set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
@@ -6695,7 +6622,6 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """The saved model as a second one."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
@@ -6930,7 +6856,6 @@ def shown_recipe(plan: Plan) -> Recipe:
 
 
 def licence(plan: Plan) -> dict[str, str]:
-    """The licence in the card of the base; empty if it has none or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
         return {}
@@ -6976,7 +6901,6 @@ without rows of the data, `environment.json` every argument of the trainer and e
 
 
 def card_use(plan: Plan, adapter: bool) -> str:
-    """The lines of Python that load the result."""
     repo, kind = hub_repository(plan) or "", "ImageTextToText" if plan["recipe"].get("images") else "CausalLM"
     if not adapter:
         load = [f"from transformers import AutoModelFor{kind} as Model", "", f'model = Model.from_pretrained("{repo}")']
@@ -7058,7 +6982,6 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
 
 
 def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
-    """Checks that both places for the result can be written, before any time is paid for."""
     for name in (MARKER, "train.failed.json"):
         (bucket / name).unlink(missing_ok=True)
     put_json(bucket / ".writable", {})
@@ -7227,7 +7150,6 @@ class Keeper:
         self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
-        """Stores what is new."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -7340,7 +7262,6 @@ def fetch_result(bucket: Path, work: Path) -> bool:
 
 
 def restore(bucket: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts."""
     if (bucket / "train.log").is_file():
         copy_file(bucket / "train.log", work / "train.log")
     for checkpoint in numbered(bucket / "checkpoints"):
@@ -7356,7 +7277,6 @@ def restore(bucket: Path, work: Path) -> Path | None:
 
 
 def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
-    """Copies files, and returns whether all have the bytes that were stored."""
     for name, digest in files.items():
         try:
             whole = copy_file(source / name, target / name) == digest

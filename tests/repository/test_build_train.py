@@ -71,11 +71,11 @@ def test_a_part_is_joined_with_all_of_its_code_and_the_first_sentences_of_its_do
 
 
 def _without_docstrings(source: str) -> tuple[str, list[tuple[str, bool]]]:
-    """The code, and the docstrings of its functions and classes; True for a function of at most eight lines."""
+    """The code, and the docstrings of its functions and classes; True for a function of at most twelve lines."""
     tree, docstrings = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)) is not None:
-            short = isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - node.body[0].end_lineno <= 8
+            short = isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - node.body[0].end_lineno <= 12
             docstrings.append((docstring, short))
             node.body = node.body[1:]
     return ast.dump(tree), docstrings
