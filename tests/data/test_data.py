@@ -436,3 +436,6 @@ def test_rows_of_another_encoding_that_fix_leaves_out_are_told(tmp_path: Path) -
     (tmp_path / "odd.csv").write_bytes(f"x;y;z\n{rows}".replace("?;", "?;nun;").encode("windows-1252"))
     error = _data(tmp_path / "odd.csv")[1]["error"]
     assert error["code"] == "wrong_columns" and "most likely WINDOWS-1252" in error["message"]
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(model="m", data="odd.csv"))
+    assert caught.value.hint.startswith("iconv -f WINDOWS-1252 -t UTF-8 odd.csv > odd.utf8.csv, and name them")

@@ -14,7 +14,7 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
-from skill_train.program.rows import ROWS_IN_LINES, numbered_lines
+from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, numbered_lines
 from skill_train.program.tables.shape import is_message, utf16
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat
@@ -45,6 +45,9 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
         if Path(recipe.data).exists():
             hint = f"keep the chosen answers: skill-train data {shlex.quote(recipe.data)} --fix SFT.jsonl"
+    path = Path(recipe.data)
+    if path.is_file() and path.stat().st_size < LINE_BYTES and (command := rewriting_command(path)):
+        hint = f"{command}, and {hint}"
     return UsageError(
         f"{recipe.data} cannot be used for {recipe.method}: {why}",
         code="wrong_columns",
