@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,21 @@ def test_every_stage_is_asked_about_held_out_pictures(chain: tuple[Path, dict[st
     assert all(model["reason"] == "" and model["loss"] > 0 for model in models.values())
     assert models["tuned"]["loss"] < models["base"]["loss"] / 2
     assert evaluated["answers"][0]["prompt"].count("<image_soft_token>") == 1
+
+
+def test_a_projector_that_was_replaced_is_not_measured(
+    chain: tuple[Path, dict[str, Done]], commands: Commands, tmp_path: Path
+) -> None:
+    run = shutil.copytree(chain[0] / "run", tmp_path / "run")
+    file = run / "gguf" / "mmproj-run-f16.gguf"
+    written = file.read_bytes()
+    at = written.index(b"general.name") + 12 + 4 + 8  # its type, its length
+    file.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+    done = _call(commands, tmp_path, "evaluate", "run", "--rows", 1)
+    assert done.error == (2, "output_changed") and "mmproj.json" in done.answer["error"]["message"]
+    again = done.answer["error"]["hint"].split(" away and make it again: skill-train ")[1]
+    file.unlink()
+    assert _call(commands, tmp_path, *shlex.split(again)).code == 0 and file.read_bytes() == written
 
 
 def test_the_page_shows_what_was_asked_and_which_files_belong_together(chain: tuple[Path, dict[str, Done]]) -> None:

@@ -191,7 +191,8 @@ def _require_exported(run: RunDir, models: list[Model]) -> None:
         outputs = export_record.read(record).outputs if record.is_file() else {}
         for name, made in outputs.items():
             if (file := run.path / name).resolve() in asked:
-                again = f"skill-train export-gguf {quoted(run.path)} --quant {quoted(made['quant'])}"
+                again = f"skill-train export-gguf {quoted(run.path)}"
+                again += f" --quant {quoted(made['quant'])}" if record.stem != "mmproj" else ""
                 require_unchanged(file, made, record, f"move {quoted(file)} away and make it again: {again}")
 
 
