@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
@@ -28,6 +29,7 @@ from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.llama import float_type
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.run import train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.verify_record import Proof
 from skill_train.verify.step import VerifyRequest, verify
@@ -292,7 +294,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def answered(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("skill_train.commands.verify.trained", lambda _: None)
+    record = train_record.read(Path(tiny.__file__).parent / "data" / "runs" / "demo" / "train.json")
+    of_no_rows = msgspec.structs.replace(record, data=train_record.TrainedData(rows=0, train_rows=0, held_out_rows=0))
+    monkeypatch.setattr("skill_train.commands.verify.trained", lambda _: of_no_rows)
     return verify_command.verify_run(Console("quiet", "verify"), run, 128).data
 
 

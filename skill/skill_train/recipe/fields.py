@@ -281,7 +281,7 @@ def _check_values(recipe: Recipe) -> None:
             raise bad_recipe(
                 f"the recipe has no {key}",
                 expected=FIELDS[key].metadata["help"],
-                hint=f"give --{key} {key.upper()}, or a recipe that has {key}",
+                hint=f"give --{key}, or write {key} into the recipe",
             )
     _check_choices(recipe)
     _check_score(recipe)
