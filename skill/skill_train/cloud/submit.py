@@ -56,9 +56,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Sent:
-    """Attributes:
-    stage: the last known stage on the Hub; None if the Hub did not answer.
-    reused: the job already existed.
+    """A job of a run.
+
+    Attributes:
+        stage: the last known stage on the Hub; None if the Hub did not answer.
+        reused: the job already existed.
     """
 
     record: CloudRecord

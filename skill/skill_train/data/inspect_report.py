@@ -128,13 +128,15 @@ class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    bytes, sha256: of a file.
-    columns: the kinds of value of each.
-    format: None where nothing is known.
-    problems: None for one that is `unknown`, with the reason there.
-    pictures: of a dataset that has some, and whose model reads them or is not named.
-    fix: what `--fix` wrote.
+    """The answer.
+
+    Attributes:
+        bytes, sha256: of a file.
+        columns: the kinds of value of each.
+        format: None where nothing is known.
+        problems: None for one that is `unknown`, with the reason there.
+        pictures: of a dataset that has some, and whose model reads them or is not named.
+        fix: what `--fix` wrote.
     """
 
     path: str

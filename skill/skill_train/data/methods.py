@@ -45,10 +45,12 @@ _LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    columns: the dataset's name of each column by the method's name; empty if the method is impossible.
-    format: set only for sft.
-    guessed: the mapping rests on the order of the columns, not on their names.
+    """The verdict on one method.
+
+    Attributes:
+        columns: the dataset's name of each column by the method's name; empty if the method is impossible.
+        format: set only for sft.
+        guessed: the mapping rests on the order of the columns, not on their names.
     """
 
     verdict: Literal["ready", "needs_mapping", "impossible"]

@@ -72,10 +72,12 @@ def problem_of(refusal: Refused) -> str:
 
 
 class PictureHeader(NamedTuple):
-    """Attributes:
-    size: once it is upright.
-    bytes: of the file.
-    traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
+    """What the header of a picture says.
+
+    Attributes:
+        size: once it is upright.
+        bytes: of the file.
+        traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
     """
 
     size: PictureSize
@@ -85,11 +87,13 @@ class PictureHeader(NamedTuple):
 
 @dataclass
 class PictureFigures:
-    """Attributes:
-    rows: those with pictures; `most` is the largest number in one row.
-    bytes: of their files, counted again in each row.
-    pixels: of all pictures, as they are stored.
-    largest: the one with most pixels.
+    """The pictures of all rows.
+
+    Attributes:
+        rows: those with pictures; `most` is the largest number in one row.
+        bytes: of their files, counted again in each row.
+        pixels: of all pictures, as they are stored.
+        largest: the one with most pixels.
     """
 
     pictures: int = 0

@@ -37,12 +37,14 @@ _GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 @dataclass(frozen=True)
 class TargetDevice:
-    """Attributes:
-    family: of `decode.FAMILIES`: how much of the bandwidth such chips reach.
-    memory_bytes: all of it. `usable_bytes` is what a program may use, from the least to the most.
-    gigabytes_per_second: the bandwidth of the memory, 10^9 bytes; None when it is not known.
-    reasons: where each value comes from, in sentences.
-    reached: 10^9 bytes a second that weights were read with, where `bench` measured it.
+    """A device.
+
+    Attributes:
+        family: of `decode.FAMILIES`: how much of the bandwidth such chips reach.
+        memory_bytes: all of it. `usable_bytes` is what a program may use, from the least to the most.
+        gigabytes_per_second: the bandwidth of the memory, 10^9 bytes; None when it is not known.
+        reasons: where each value comes from, in sentences.
+        reached: 10^9 bytes a second that weights were read with, where `bench` measured it.
     """
 
     name: str

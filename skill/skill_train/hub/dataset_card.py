@@ -31,9 +31,11 @@ _SHARD = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}.*")
 
 @dataclass(frozen=True)
 class Configuration:
-    """Attributes:
-    files: the repository's data files by split.
-    rows: the number of rows by split as the card states it; empty if the card does not.
+    """One configuration of a dataset.
+
+    Attributes:
+        files: the repository's data files by split.
+        rows: the number of rows by split as the card states it; empty if the card does not.
     """
 
     name: str

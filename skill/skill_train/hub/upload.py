@@ -54,12 +54,14 @@ class PushFile:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Attributes:
-    commit: the id of the commit.
-    created: the repository is new.
-    reused: the repository already had all files.
-    private: the repository is private. The visibility of an existing repository does not change.
-    other_weights: files of weights that the repository had before and that are not of this upload.
+    """The result of an upload.
+
+    Attributes:
+        commit: the id of the commit.
+        created: the repository is new.
+        reused: the repository already had all files.
+        private: the repository is private. The visibility of an existing repository does not change.
+        other_weights: files of weights that the repository had before and that are not of this upload.
     """
 
     url: str

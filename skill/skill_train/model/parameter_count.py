@@ -50,9 +50,11 @@ class TextShape:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Attributes:
-    total: all parameters.
-    experts: the parameters in all experts.
+    """The parameters of a model.
+
+    Attributes:
+        total: all parameters.
+        experts: the parameters in all experts.
     """
 
     total: int

@@ -29,10 +29,12 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Attributes:
-    dtype: safetensors' name of the type, such as `BF16`.
-    start: the position of its first byte in the file.
-    size: its size in bytes.
+    """One tensor in a file.
+
+    Attributes:
+        dtype: safetensors' name of the type, such as `BF16`.
+        start: the position of its first byte in the file.
+        size: its size in bytes.
     """
 
     file: Path

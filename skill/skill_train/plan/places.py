@@ -32,10 +32,12 @@ CLOUD_PROCESSOR = "a cloud processor"
 
 @dataclass(frozen=True)
 class Candidate:
-    """Attributes:
-    flavor: the flavor; None for this machine.
-    problems: why the place cannot be used, as `(code, message)`.
-    unknown: why a figure is None.
+    """A place to train.
+
+    Attributes:
+        flavor: the flavor; None for this machine.
+        problems: why the place cannot be used, as `(code, message)`.
+        unknown: why a figure is None.
     """
 
     machine: MachineFacts

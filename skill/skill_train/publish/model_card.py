@@ -32,19 +32,21 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Attributes:
-    repo: `name/of-repository`.
-    parts: some of `adapter`, `merged`, `gguf`.
-    base: the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False.
-    licence: the licence of the base; None if it is unknown, with the reason.
-    data: the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which.
-    recipe: the recipe as the plan resolved it.
-    proof: None if nothing was verified.
-    ggufs: the name and the bytes of each file that contains a whole model.
-    matrices: the importance matrix that a file was made with, in words, by the name of the file.
-    projector: the name of the file that reads pictures for each of them; None without one.
-    half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
-    evaluation: the evaluation of these files; None if there is none.
+    """The facts on a card.
+
+    Attributes:
+        repo: `name/of-repository`.
+        parts: some of `adapter`, `merged`, `gguf`.
+        base: the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False.
+        licence: the licence of the base; None if it is unknown, with the reason.
+        data: the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which.
+        recipe: the recipe as the plan resolved it.
+        proof: None if nothing was verified.
+        ggufs: the name and the bytes of each file that contains a whole model.
+        matrices: the importance matrix that a file was made with, in words, by the name of the file.
+        projector: the name of the file that reads pictures for each of them; None without one.
+        half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
+        evaluation: the evaluation of these files; None if there is none.
     """
 
     repo: str

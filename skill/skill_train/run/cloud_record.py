@@ -33,14 +33,16 @@ PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes:
-    number: from 1; also in the label `attempt`.
-    job_id, url, created_at: None while it is starting.
-    timeout_seconds: None for a job that is known by its id only, because the Hub's client does not give it.
-    usd_per_hour: price of its flavor when it was asked for; None if no price was known.
-    asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
-    max_cost: dollars that it was allowed to cost; None without a limit.
-    stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
+    """One job of a run.
+
+    Attributes:
+        number: from 1; also in the label `attempt`.
+        job_id, url, created_at: None while it is starting.
+        timeout_seconds: None for a job that is known by its id only, because the Hub's client does not give it.
+        usd_per_hour: price of its flavor when it was asked for; None if no price was known.
+        asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
+        max_cost: dollars that it was allowed to cost; None without a limit.
+        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
     """
 
     number: Whole

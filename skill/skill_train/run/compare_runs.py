@@ -88,13 +88,15 @@ class Losses(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Attributes:
-    recipe, placement: the differences of each group.
-    not_compared: facts that are not recorded in both runs, each with the reason.
-    compared: how many facts were compared.
-    losses: None if the runs share no step.
-    same_weights: whether the trained weights are the same bytes; None if one run has none.
-    exports: the differences of the quantized files; empty if one run has none.
+    """The result of a comparison.
+
+    Attributes:
+        recipe, placement: the differences of each group.
+        not_compared: facts that are not recorded in both runs, each with the reason.
+        compared: how many facts were compared.
+        losses: None if the runs share no step.
+        same_weights: whether the trained weights are the same bytes; None if one run has none.
+        exports: the differences of the quantized files; empty if one run has none.
     """
 
     recipe: list[RunDifference]

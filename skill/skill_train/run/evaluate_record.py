@@ -103,10 +103,12 @@ class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss.
-    score: the name of the second score; None without one.
-    finished_at: UTC.
+    """The measurement.
+
+    Attributes:
+        rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss.
+        score: the name of the second score; None without one.
+        finished_at: UTC.
     """
 
     schema: StepSchema = "skill-train/step/1"

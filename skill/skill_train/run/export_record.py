@@ -114,8 +114,10 @@ class QuantizedFile(TypedDict, total=False):
 
 
 class ExportedFile(FileDigest, QuantizedFile):
-    """Attributes:
-    quant: its type, in llama.cpp's short name, or the name of a mix.
+    """One GGUF file.
+
+    Attributes:
+        quant: its type, in llama.cpp's short name, or the name of a mix.
     """
 
     quant: str

@@ -36,14 +36,16 @@ class Mount:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Attributes:
-    program, plan: the two files that are uploaded. They lie beside each other in the job.
-    arguments: of the program. The plan's path on this machine stands for its path in the job. No other argument may
-        be the name of a file here, because the client would upload that file.
-    dependencies: `name==version` of packages that the program's own header does not have.
-    environment: variables without secrets.
-    name, labels: up to 100 characters of `A-Za-z0-9_-` (the name may have a dot). The Hub stores and shows them.
-    mounts: in addition to the folder of the two files, which the client mounts at `/data`.
+    """One job.
+
+    Attributes:
+        program, plan: the two files that are uploaded. They lie beside each other in the job.
+        arguments: of the program. The plan's path on this machine stands for its path in the job. No other argument may
+            be the name of a file here, because the client would upload that file.
+        dependencies: `name==version` of packages that the program's own header does not have.
+        environment: variables without secrets.
+        name, labels: up to 100 characters of `A-Za-z0-9_-` (the name may have a dot). The Hub stores and shows them.
+        mounts: in addition to the folder of the two files, which the client mounts at `/data`.
     """
 
     namespace: str

@@ -137,8 +137,10 @@ class Gate(TypedDict):
 
 
 class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    how: `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed.
+    """The record of the step.
+
+    Attributes:
+        how: `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed.
     """
 
     schema: StepSchema = "skill-train/step/1"

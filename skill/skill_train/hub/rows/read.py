@@ -28,11 +28,13 @@ _PAGE_BYTES = 262_144
 
 
 class ReadRows(NamedTuple):
-    """Attributes:
-    total: the rows of the split; `basis`: how their number was determined.
-    numbered: from the start of the split, each behind its line in its file.
-    whole: these are all rows.
-    estimated: whether `total` is no count, and no statement of the card.
+    """The rows that were read.
+
+    Attributes:
+        total: the rows of the split; `basis`: how their number was determined.
+        numbered: from the start of the split, each behind its line in its file.
+        whole: these are all rows.
+        estimated: whether `total` is no count, and no statement of the card.
     """
 
     total: int
