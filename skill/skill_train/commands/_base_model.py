@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._outputs import merge_record_of, put_aside
+from skill_train.commands._outputs import put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.model.folder import fingerprint, read_model
+from skill_train.model.folder import fingerprint
 from skill_train.program.pictures.tokens import PixelLimits
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
@@ -29,44 +28,6 @@ def base_folder(model: str) -> Path:
     from skill_train.hub.models import model_folder
 
     return model_folder(model, None)[0]
-
-
-def require_base_of(reference: Path, base: Path, warn: Callable[[str, str], None]) -> None:
-    """Compares a base with the weights that a model was merged from or trained on, as the records beside it tell, and
-    its size with that model's. Warns where no record tells.
-
-    Raises:
-        UsageError: it is another model.
-    """
-    facts = [read_model(folder, weights_needed=False) for folder in (reference, base)]
-    size, other = (f"{each.layers} layers of width {each.hidden_size}" for each in facts)
-    if size != other:
-        raise _other_base(reference, base, size, other)
-    record, recorded = merge_record_of(reference), None
-    if record.is_file():
-        recorded = merge_record.read(record).inputs.base
-    elif reference.name == "merged":
-        record = RunDir(reference.parent).record("environment")
-        environment = read_environment(record)
-        recorded = environment.base_weights if environment else None
-    files = {base / name: digest for name, digest in (recorded or {}).items() if name.endswith(".safetensors")}
-    if files and all(is_file_of(file, digest) for file, digest in files.items()):
-        return
-    if not files or any(not file.is_file() or file.stat().st_size != files[file]["bytes"] for file in files):
-        why = f"{record} records other files" if files else "no record beside it tells"
-        warn("base_not_compared", f"nothing shows that {reference} was tuned from {base}: {why}")
-        return
-    raise _other_base(reference, base, f"the weights that {record} records", "files with other digests")
-
-
-def _other_base(reference: Path, base: Path, expected: str, got: str) -> UsageError:
-    return UsageError(
-        f"{base} is not the model that {reference} was tuned from",
-        code="wrong_base",
-        expected=expected,
-        got=got,
-        hint="give that model as it was then with --base",
-    )
 
 
 def base_of(run: RunDir) -> Path:

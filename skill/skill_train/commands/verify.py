@@ -10,10 +10,11 @@ from typing import Any
 import click
 import msgspec
 
-from skill_train.commands._base_model import base_folder, base_of, require_base_of
+from skill_train.commands._base_model import base_folder, base_of
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
+from skill_train.commands._outputs import merge_record_of
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
@@ -80,7 +81,9 @@ def verify(options: VerifyOptions, console: Console) -> Result:
 
     reference, base = base_folder(options.reference), base_folder(options.base) if options.base else None
     if base is not None:
-        require_base_of(reference, base, console.warn)
+        from skill_train.merge.named_base import require_base_of
+
+        require_base_of(reference, merge_record_of(reference), base, console.warn)
     return _verify(
         console,
         reference=reference,

@@ -1,4 +1,4 @@
-"""Whether a base is the model that an adapter was trained on."""
+"""Whether a base is the model that an adapter was trained on, or that a merged model was made of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import shlex
 from pathlib import Path
 
 from skill_train.core.console import Warn
-from skill_train.core.digests import FileDigest, digests
+from skill_train.core.digests import FileDigest, digests, is_file_of
 from skill_train.core.errors import UsageError
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.adapter import read_adapter
+from skill_train.model.folder import read_model
 from skill_train.model.weight_files import FLOAT_BYTES, read_folder, read_tensor, same_bytes, stored_tensors
+from skill_train.run import merge_record
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import read_environment
 
@@ -82,3 +84,44 @@ def _difference(base: Path, named: Path) -> tuple[str, str]:
         if not (torch.equal(first, second.to(first.dtype)) or torch.equal(first.to(second.dtype), second)):
             return f"other numbers in {name}", ""
     return "", f"{alone[0]} has no match" if alone else ""
+
+
+def require_base_of(reference: Path, record: Path, base: Path, warn: Warn) -> None:
+    """Compares a base with the weights that a model was merged from or trained on, as the records beside it tell, and
+    its size with that model's. Warns where no record tells.
+
+    Args:
+        record: of the merge that made the reference; where there is none, `environment.json` beside it tells.
+
+    Raises:
+        UsageError: it is another model.
+    """
+    facts = [read_model(folder, weights_needed=False) for folder in (reference, base)]
+    size, other = (f"{each.layers} layers of width {each.hidden_size}" for each in facts)
+    if size != other:
+        raise _other_base(reference, base, size, other)
+    recorded = None
+    if record.is_file():
+        recorded = merge_record.read(record).inputs.base
+    elif reference.name == "merged":
+        record = RunDir(reference.parent).record("environment")
+        environment = read_environment(record)
+        recorded = environment.base_weights if environment else None
+    files = {base / name: digest for name, digest in (recorded or {}).items() if name.endswith(".safetensors")}
+    if files and all(is_file_of(file, digest) for file, digest in files.items()):
+        return
+    if not files or any(not file.is_file() or file.stat().st_size != files[file]["bytes"] for file in files):
+        why = f"{record} records other files" if files else "no record beside it tells"
+        warn("base_not_compared", f"nothing shows that {reference} was tuned from {base}: {why}")
+        return
+    raise _other_base(reference, base, f"the weights that {record} records", "files with other digests")
+
+
+def _other_base(reference: Path, base: Path, expected: str, got: str) -> UsageError:
+    return UsageError(
+        f"{base} is not the model that {reference} was tuned from",
+        code="wrong_base",
+        expected=expected,
+        got=got,
+        hint="give that model as it was then with --base",
+    )
