@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TypedDict
 
 from msgspec import UNSET
@@ -17,6 +15,7 @@ from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Estimate, Number, Plan
 from skill_train.run.train_record import TrainedData, TrainRecord
+from skill_train.train.base_rows import known_to_base
 
 
 class MeasuredFigure(TypedDict):
@@ -142,37 +141,8 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
 def warn_of_base_rows(console: Console, run: RunDir) -> None:
     """Warns of held-out rows on which the runs may have trained that its base was merged in, one on top of another."""
     try:
-        for said in _known_to_base(run):
+        for said in known_to_base(run):
             again = "a run with its data, held_out_fraction and seed holds out the same rows"
             console.warn("base_trained", f"{said}, and the base was merged there; {again}")
     except UsageError as error:  # the training is done
         console.warn("base_trained", f"whether the base was trained on held-out rows is not known: {error.message}")
-
-
-def _known_to_base(run: RunDir) -> Iterator[str]:
-    plan, rows = plan_record.read(run.plan), {row["row"] for row in train_record.read_fed_rows(run.held_out)}
-    for base in _merged_in(plan) if rows else ():
-        earlier, training = plan_record.read(base.plan), base.record("train")
-        held_out = {row["row"] for row in train_record.read_fed_rows(base.held_out)}
-        whole = training.is_file() and len(held_out) == train_record.read(training).data.held_out_rows
-        if not whole or _data_of(earlier) != _data_of(plan):
-            why = "has other data" if whole else "lost rows that it held out"
-            yield f"{base.path} {why}, so whether it trained on the {len(rows)} held-out rows is not known"
-        elif known := len(rows - held_out):
-            yield f"{base.path} did not hold out {known} of the {len(rows)} held-out rows, which its data has"
-
-
-def _merged_in(plan: Plan) -> list[RunDir]:
-    runs: list[RunDir] = []
-    while (base := Path(plan.recipe.model).resolve()).name == "merged" and RunDir.is_one(base.parent):
-        if RunDir(base.parent) in runs:
-            break  # somebody edited a plan
-        runs.append(RunDir(base.parent))
-        plan = plan_record.read(runs[-1].plan)
-    return runs
-
-
-def _data_of(plan: Plan) -> tuple[object, ...]:
-    recipe = plan.recipe
-    content = plan.fingerprints.get("data") or (recipe.data, recipe.data_revision, recipe.data_file)
-    return content, recipe.data_config, recipe.split
