@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import DIED_OF_MEMORY, UsageError
+from skill_train.core.errors import DIED_OF_MEMORY, UsageError, quoted
 from skill_train.core.units import gigabytes
 from skill_train.facts import Flavor
 from skill_train.run.records import Number, convert
@@ -365,7 +364,7 @@ def _with_memory(story: Story, ending: Ending) -> Story:
 
 
 def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:
-    word = shlex.quote(run)
+    word = quoted(run)
     if ending.trained:
         place = "the complete result is in the bucket"
         both = f"{story.help}; {place}" if story.help else place

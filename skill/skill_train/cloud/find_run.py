@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import job_now, patiently
 from skill_train.cloud.start_once import started_job
 from skill_train.core import waiting
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
@@ -48,7 +47,7 @@ class CloudRun:
 
     @property
     def word(self) -> str:
-        return shlex.quote(self.name)
+        return quoted(self.name)
 
 
 def find(name: str) -> CloudRun:
@@ -228,7 +227,7 @@ def _record_in(run: RunDir, run_id: str) -> CloudRecord | None:
 
 
 def never_started(name: str) -> UsageError:
-    hint = f"skill-train submit {shlex.quote(name)}"
+    hint = f"skill-train submit {quoted(name)}"
     return UsageError(f"{name} has never had a job", code="missing_step", expected="a run with a job", hint=hint)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
+from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest, quoted
 from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
@@ -184,7 +183,7 @@ def local_model_error(folder: str, owner: str | None) -> UsageError:
         code="local_input",
         expected="the id of a model on the Hub, public or private",
         got=folder,
-        hint=f"hf upload {shlex.quote(where)} {shlex.quote(folder)} --private, then --model {shlex.quote(where)}",
+        hint=f"hf upload {quoted(where)} {quoted(folder)} --private, then --model {quoted(where)}",
     )
 
 

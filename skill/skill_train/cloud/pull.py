@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterable
 from functools import partial
@@ -21,7 +20,7 @@ from skill_train.cloud.poll import patiently
 from skill_train.core import waiting
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.hub import jobs
 from skill_train.program.cloud.kept import without_rows
 from skill_train.run import records, train_record
@@ -140,7 +139,7 @@ def nothing_kept(run: Path, why: str, command: str = "status") -> UsageError:
         code="nothing_kept",
         expected="a finished run, or one with a complete checkpoint",
         got=why,
-        hint=f"skill-train {command} {shlex.quote(str(run))}",
+        hint=f"skill-train {command} {quoted(run)}",
     )
 
 
@@ -169,7 +168,7 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> b
             code="output_exists",
             expected=f"sha256 {file.digest['sha256'][:12]}…" if file.digest else "a file that a pull wrote",
             got=f"sha256 {here['sha256'][:12]}…" if here else "not a file",
-            hint=f"move {shlex.quote(str(path))} away, or use another --run-dir",
+            hint=f"move {quoted(path)} away, or use another --run-dir",
         )
     return False
 
@@ -225,7 +224,7 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
             code="kept_file_changed",
             expected=in_words(file.digest) if file.digest else file.name,
             got=in_words(digest) if digest else "no such file",
-            hint=f"skill-train pull {shlex.quote(str(run.path))}; if it fails again, something changed the bucket",
+            hint=f"skill-train pull {quoted(run.path)}; if it fails again, something changed the bucket",
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)

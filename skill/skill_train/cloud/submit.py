@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.stage_data import Staged
 from skill_train.core import waiting
-from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.errors import SkillTrainError, UsageError, quoted
 from skill_train.core.files import write_text
 from skill_train.core.resources import train_program
 from skill_train.core.units import megabytes
@@ -329,7 +328,7 @@ def _require_free(run: RunDir) -> None:
             code="another_run",
             expected="a separate folder for the run in the cloud",
             got=f"{there.where}, recipe {there.recipe_hash[:8]}",
-            hint=f"skill-train submit {shlex.quote(str(run.path))}",
+            hint=f"skill-train submit {quoted(run.path)}",
         )
 
 
@@ -343,5 +342,5 @@ def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> No
         code="another_run",
         expected=f"plan {record.plan_hash} on {last.flavor}",
         got=f"plan {order.plan_hash} on {order.plan.flavor}",
-        hint=f"use another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the existing run",
+        hint=f"use another --run-dir; skill-train status {quoted(run.path)} shows the existing run",
     )

@@ -11,8 +11,8 @@ from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import refuse_adapter_alone
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
+from skill_train.core.errors import quoted
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.commands._outputs import put_aside
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest, is_file_of
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.model.folder import fingerprint
 from skill_train.program.pictures.tokens import PixelLimits
 from skill_train.run import merge_record, plan_record

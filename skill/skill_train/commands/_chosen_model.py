@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skill_train.commands._base_model import base_of, require_adapter
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run

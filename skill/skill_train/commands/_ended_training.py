@@ -6,9 +6,8 @@ from typing import TypedDict
 
 from msgspec import UNSET
 
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import TrainingFailed, UsageError
+from skill_train.core.errors import TrainingFailed, UsageError, quoted
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
 from skill_train.run import plan_record, train_record

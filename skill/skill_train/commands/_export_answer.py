@@ -13,9 +13,8 @@ from skill_train.commands._export import UNQUANTIZED, Export, is_mix
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError, quoted
 from skill_train.gguf.export_files import model_of, outtype
 from skill_train.run.folder import RunDir
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError, quoted
 from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.errors import THE_RECIPE

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skill_train.commands._outputs import ListedFile
-from skill_train.commands._shell import quoted
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.model.config import TEXT_OF_VISION, is_vision
 from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config

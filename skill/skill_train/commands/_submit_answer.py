@@ -19,11 +19,10 @@ from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.submit import Order, Sent, Upload, uploads
 from skill_train.commands._drawing import draw_lines, draw_text
 from skill_train.commands._planning import warn_of_plan
-from skill_train.commands._shell import quoted
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_plan import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, SkillTrainError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, quoted
 from skill_train.core.units import dollars, megabytes
 from skill_train.facts import Flavor
 from skill_train.hub import flavors, jobs

@@ -15,10 +15,9 @@ from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._drawing import draw_lines
 from skill_train.commands._options import option_of
-from skill_train.commands._shell import quoted
 from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.files import write_text
 from skill_train.facts import Flavor
 from skill_train.hub import account, flavors

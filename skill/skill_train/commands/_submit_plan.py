@@ -16,9 +16,8 @@ from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, option_of, set_options
 from skill_train.commands._planning import load_recipe, mapping_in, plan_from_metadata
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.hub import flavors
 from skill_train.hub.account import Account

@@ -13,9 +13,8 @@ import click
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, engine_device_option
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Bar, Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.units import size
 from skill_train.facts import MachineFacts
 from skill_train.llama.gguf_header import GgufFile, read_model_file

@@ -17,9 +17,8 @@ from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_pr
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context_option, engine_device_option
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject

@@ -15,11 +15,10 @@ from skill_train.commands._drawing import draw_text, rich_table
 from skill_train.commands._export import NONE
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
-from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import FileDigest, digests
-from skill_train.core.errors import VerificationFailed
+from skill_train.core.errors import VerificationFailed, quoted
 from skill_train.core.units import megabytes
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.figures import figures

@@ -14,9 +14,8 @@ import click
 from skill_train.commands._drawing import add_row, folding_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.run.compare_runs import Comparison, RunDifference, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 

@@ -16,10 +16,9 @@ from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of

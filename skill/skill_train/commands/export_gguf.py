@@ -35,10 +35,9 @@ from skill_train.commands._frame import command
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, option_of, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import remove_leftovers
 from skill_train.core.worker import ending
 from skill_train.gguf import export_room

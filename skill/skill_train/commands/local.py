@@ -32,9 +32,8 @@ from skill_train.commands._options import (
     words_of,
 )
 from skill_train.commands._planning import load_recipe, mapping_in, plan_with_files, require_room, warn_of_plan
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs, require_same_recipe
 from skill_train.plan.placement import HERE
 from skill_train.run import cloud_record, plan_record, train_record

@@ -11,9 +11,8 @@ from skill_train.commands._base_model import base_folder, merge_folders, merge_r
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, require_only_run
 from skill_train.commands._outputs import merge_record_of
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.run.folder import StepResult, open_run
 from skill_train.run.lock import locked_out
 from skill_train.run.merge_record import MergeRecord

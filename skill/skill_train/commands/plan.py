@@ -44,9 +44,8 @@ from skill_train.commands._options import (
     words_of,
 )
 from skill_train.commands._planning import blocked, lacking, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.units import dollars, megabytes, size
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps

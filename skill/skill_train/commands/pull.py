@@ -17,9 +17,8 @@ from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import why_not_pushed
 from skill_train.commands._options import PATH, RUN
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.core.errors import AccessError, VerificationFailed, quoted
 from skill_train.core.units import megabytes
 from skill_train.run import train_record
 from skill_train.run.begun import trained

@@ -12,10 +12,9 @@ import msgspec
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
-from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.hub import repositories, upload
 from skill_train.hub.upload import PushFile, Uploaded
 from skill_train.publish.files import (

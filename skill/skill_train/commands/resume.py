@@ -18,10 +18,9 @@ from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
-from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed
+from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed, quoted
 from skill_train.hub import flavors
 from skill_train.plan.file import require_same_recipe
 from skill_train.run import plan_record, progress

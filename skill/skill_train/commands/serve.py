@@ -14,9 +14,8 @@ from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, w
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._options import DEFAULT_CONTEXT, PATH, context_option, engine_device_option
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.secrets import read_key
 from skill_train.evaluate.chat.prompts import GgufPrompts
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback, require_server, served

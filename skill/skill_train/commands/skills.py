@@ -14,7 +14,7 @@ import click
 
 from skill_train.commands._frame import Commands, command
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest
+from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest, quoted
 from skill_train.run.folder import versions
 from skill_train.skill import install
 from skill_train.skill.files import NAME, skill_files
@@ -146,7 +146,7 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
             f"no folder {target!r}{nearest(target, TARGETS)}",
             code="bad_usage",
             expected="agents, claude, or the folder that holds an agent's skills",
-            hint=f"for a new folder with this name, use {shlex.quote('./' + target)}",
+            hint=f"for a new folder with this name, use {quoted('./' + target)}",
         )
     return Path(target).absolute() / NAME, None
 

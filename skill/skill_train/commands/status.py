@@ -16,10 +16,10 @@ from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._options import RUN
-from skill_train.commands._shell import quoted
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
+from skill_train.core.errors import quoted
 from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure

@@ -13,13 +13,12 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._planning import require_no_blockers
-from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.commands._submit_answer import account_of, budget_of, check_order
 from skill_train.commands._submit_plan import SubmitOptions, cloud_plan, order_elsewhere, order_of, run_dir_of
 from skill_train.commands._submit_rehearsal import rehearsed
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import AccessError, DecisionNeeded
+from skill_train.core.errors import AccessError, DecisionNeeded, quoted
 from skill_train.hub import flavors
 from skill_train.hub.jobs import LIVE
 from skill_train.plan.file import require_own_folder

@@ -15,9 +15,8 @@ from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, fol
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
 from skill_train.commands._outputs import merge_record_of
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.gguf.export_files import model_of, recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -189,6 +190,11 @@ def failure_of(error: Exception) -> Failure | None:
 def died_of_memory(words: str) -> bool:
     """Whether native code that ended without an exception reported that it could not allocate memory."""
     return re.search(DIED_OF_MEMORY, words) is not None
+
+
+def quoted(value: object) -> str:
+    """The value as one word for a shell, for the commands in hints."""
+    return shlex.quote(str(value))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -14,14 +14,13 @@ import json
 import os
 import re
 import secrets
-import shlex
 import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError, no_disk
+from skill_train.core.errors import UsageError, no_disk, quoted
 
 _OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -41,7 +40,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
             f"{final} {own if final.is_dir() and not final.is_symlink() else 'is not a folder'}",
             code="output_exists",
             expected="a new or empty folder",
-            hint=f"move {shlex.quote(str(final))} away, or choose another folder",
+            hint=f"move {quoted(final)} away, or choose another folder",
         )
     if final.is_dir() and final.samefile(Path.cwd()):
         raise UsageError(

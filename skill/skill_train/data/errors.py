@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code
+from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, quoted
 from skill_train.data import read_rows
 from skill_train.data.check_row import HALF_A_PAIR, example_of, unread_media_in
 from skill_train.data.row_pictures import PROBLEMS, RowPictures
@@ -44,7 +44,7 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
         if Path(recipe.data).exists():
-            hint = f"keep the chosen answers: skill-train data {shlex.quote(recipe.data)} --fix SFT.jsonl"
+            hint = f"keep the chosen answers: skill-train data {quoted(recipe.data)} --fix SFT.jsonl"
     path = Path(recipe.data)
     if path.is_file() and path.stat().st_size < LINE_BYTES and (command := rewriting_command(path)):
         hint = f"{command}, and {hint}"
@@ -162,7 +162,7 @@ def rewriting_command(path: Path) -> str | None:
     if encoding is None:
         return None
     new = path.with_name(f"{path.stem}.utf8{path.suffix}")
-    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+    return f"iconv -f {encoding} -t UTF-8 {quoted(path)} > {quoted(new)}"
 
 
 def _encoding(path: Path) -> str | None:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from skill_train.core.errors import UsageError, refusals
+from skill_train.core.errors import UsageError, quoted, refusals
 from skill_train.data.repeats import Repeats
 from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
@@ -281,7 +280,7 @@ def _portable(source: PictureSource, folder: Path | None, out: Path) -> str:
             code="bad_usage",
             expected=f"a file in {folder}",
             got=str(out),
-            hint=f"--fix {shlex.quote(str(folder / out.name))}",
+            hint=f"--fix {quoted(folder / out.name)}",
         )
     return path
 
@@ -351,7 +350,7 @@ def _unsent(where: str, why: str, path: str) -> UsageError:
 
 def _too_many(data: Path, got: str, expected: str) -> UsageError:
     return UsageError(
-        f"the rows of {shlex.quote(str(data))} name too many files of pictures to send them to a job",
+        f"the rows of {quoted(data)} name too many files of pictures to send them to a job",
         code="local_input",
         expected=expected,
         got=got,

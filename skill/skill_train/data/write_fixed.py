@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import whole_file
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check
@@ -41,7 +40,7 @@ def check_out(out: Path) -> None:
             code="bad_usage",
             expected="a name that ends in .jsonl",
             got=out.suffix,
-            hint=f"--fix {shlex.quote(str(out.with_suffix('.jsonl')))}",
+            hint=f"--fix {quoted(out.with_suffix('.jsonl'))}",
         )
 
 

@@ -12,13 +12,12 @@ import importlib.util
 import inspect
 import math
 import numbers
-import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.worker import worker_main
 
 EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
@@ -104,7 +103,7 @@ def _bad(file: Path, problem: str, got: str) -> UsageError:
         code="bad_scorer",
         expected=EXPECTED,
         got=got,
-        hint=f"correct {shlex.quote(str(file))}, then run again",
+        hint=f"correct {quoted(file)}, then run again",
     )
 
 

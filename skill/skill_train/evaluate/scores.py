@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.digests import FileDigest
-from skill_train.core.errors import NativeCrash, UsageError
+from skill_train.core.errors import NativeCrash, UsageError, quoted
 from skill_train.core.worker import run_worker
 from skill_train.evaluate.scorer_worker import Reply, ScoreJob
 from skill_train.program.encode import limited
@@ -156,5 +155,5 @@ def _by_scorer(file: Path, source: bytes, answers: list[Reply]) -> list[float | 
             code="bad_scorer",
             expected=f"at most {_START_SECONDS:g} s to load and {_ANSWER_SECONDS:g} s an answer" if slow else "a float",
             got=crash.got,
-            hint=f"correct {shlex.quote(str(file))}, then run again",
+            hint=f"correct {quoted(file)}, then run again",
         ) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar, Warn
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter
@@ -252,5 +251,5 @@ def refuse_existing(file: Path, record: Path) -> None:
             f"{file} already exists, and {record.name} does not describe it",
             code="output_exists",
             expected="a path where no file exists",
-            hint=f"move {shlex.quote(str(file))} away, or use another --out",
+            hint=f"move {quoted(file)} away, or use another --out",
         )

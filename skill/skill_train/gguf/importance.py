@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest, is_file_of
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.gguf.quality.texts import FEWEST, RunTexts
@@ -181,7 +180,7 @@ def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, 
             code="output_exists",
             expected="the same importance matrix, or a new place for the file",
             got=_made_with(made_with),
-            hint=f"move {shlex.quote(str(file))} away, and run the same command again",
+            hint=f"move {quoted(file)} away, and run the same command again",
         )
 
 

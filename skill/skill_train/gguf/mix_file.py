@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.gguf.importance import Matrix
 from skill_train.gguf.mix import MixTarget, identity, quantizable
 from skill_train.gguf.quality.mix import BITS, NEED_MATRIX, block_of
@@ -186,5 +185,5 @@ def _other_model(mix: MixFile, source: Path, why: str) -> UsageError:
         code="cannot_quantize",
         expected="a mix of a model with the same matrices",
         got=why,
-        hint=f"skill-train export-gguf {shlex.quote(str(source.parent.parent))} --quant auto --bits 4.5",
+        hint=f"skill-train export-gguf {quoted(source.parent.parent)} --quant auto --bits 4.5",
     )

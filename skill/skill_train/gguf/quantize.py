@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import scratch_file, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, run_worker
@@ -322,13 +321,13 @@ def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, E
             code="output_exists",
             expected=f"the source {', '.join(earlier.inputs)} as it was",
             got=", ".join(inputs),
-            hint=f"move {shlex.quote(str(record))} and its files away{or_another_out(record)}",
+            hint=f"move {quoted(record)} and its files away{or_another_out(record)}",
         )
     return {name: entry for name, entry in earlier.outputs.items() if (record.parent / name).is_file()}
 
 
 def _check_recorded(file: Path, entry: ExportedFile, request: QuantizeRequest) -> None:
-    hint = f"move {shlex.quote(str(file))} away and run the same command, which makes it again"
+    hint = f"move {quoted(file)} away and run the same command, which makes it again"
     require_unchanged(file, entry, request.record, hint)
     require_same_matrix(file, entry, request.matrix, without=request.without_matrix)
 

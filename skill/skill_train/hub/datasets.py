@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, replace
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.hub import dataset_card
 from skill_train.hub.client import REQUEST_SECONDS, api, ask
@@ -194,7 +193,7 @@ def _require_no_program(dataset: str, sizes: Collection[str]) -> None:
         got=program,
         hint="data_revision: refs/convert/parquet in the recipe reads the Hub's own copy in Parquet, if it has one"
         if rows is None
-        else f"data_file: {shlex.quote(rows)} in the recipe reads this file alone, and data_revision: "
+        else f"data_file: {quoted(rows)} in the recipe reads this file alone, and data_revision: "
         "refs/convert/parquet the Hub's own copy in Parquet, if it has one",
     )
 

@@ -14,7 +14,6 @@ import errno
 import importlib.util
 import os
 import secrets
-import shlex
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from typing import TypedDict
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
-from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, system_error
+from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, quoted, system_error
 from skill_train.core.files import write_json
 from skill_train.machine.read import cache_dir
 from skill_train.model.convertible import architectures as llama_architectures
@@ -267,7 +266,7 @@ def _pip() -> list[str]:
     raise NotInstalled(
         "downloading the converter needs pip or uv, and neither is installed",
         code="missing_package",
-        hint=f"{shlex.quote(sys.executable)} -m ensurepip, then {FETCH_COMMAND}",
+        hint=f"{quoted(sys.executable)} -m ensurepip, then {FETCH_COMMAND}",
     )
 
 

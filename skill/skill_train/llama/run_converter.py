@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from skill_train.core.errors import (
     SkillTrainError,
     UsageError,
     died_of_memory,
+    quoted,
 )
 from skill_train.core.files import write_text
 from skill_train.core.memory import watch_memory
@@ -320,7 +320,7 @@ def _missing_key(failure: _Failure) -> UsageError:
         code="broken_model",
         expected="the config.json that the base model was published with",
         got=f"without {key}",
-        hint=f"add {key} to {shlex.quote(str(failure.model / 'config.json'))}, with the value that the base model was "
+        hint=f"add {key} to {quoted(failure.model / 'config.json')}, with the value that the base model was "
         "published with",
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import msgspec
 
 from skill_train.core.console import Warn
-from skill_train.core.errors import VerificationFailed
+from skill_train.core.errors import VerificationFailed, quoted
 from skill_train.core.files import write_json
 from skill_train.merge import check_logits
 from skill_train.run.merge_record import Changes, Gate, MergeRecord
@@ -30,7 +29,7 @@ def judge(merged: MergeRecord, record: Path, out: Path, warn: Warn) -> None:
             f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
             code="merge_gate",
             **_expected_and_got(outcome, failed),
-            hint=f"read {shlex.quote(str(failed))}"
+            hint=f"read {quoted(failed)}"
             if outcome["stored_dtype"] == "F32"
             else "the same command with --dtype float32, which rounds nothing",
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from skill_train.core.console import Warn
 from skill_train.core.digests import FileDigest, digests, is_file_of
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.adapter import read_adapter
 from skill_train.model.folder import read_model
@@ -50,7 +49,7 @@ def require_named_base(base: Path, adapter: Path, warn: Warn) -> None:
             code="wrong_base",
             expected=f"the weights of {name}" + (f" that {run.record('environment')} records" if recorded else ""),
             got=other,
-            hint=f"give that model as it was then with --base {shlex.quote(name)}"
+            hint=f"give that model as it was then with --base {quoted(name)}"
             + ("" if recorded else ", or correct adapter_config.json"),
         )
     if unknown:

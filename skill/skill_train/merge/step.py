@@ -24,7 +24,7 @@ import msgspec
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests
-from skill_train.core.errors import UsageError, not_installed, refusals
+from skill_train.core.errors import UsageError, not_installed, quoted, refusals
 from skill_train.core.files import whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
@@ -238,7 +238,7 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
             code="not_a_model",
             expected="a folder with the whole model",
             got=f"{adapters.CONFIG} in it",
-            hint=f"skill-train merge --base BASE --adapter {shlex.quote(str(folder))} --out {shlex.quote(str(out))}",
+            hint=f"skill-train merge --base BASE --adapter {quoted(folder)} --out {quoted(out)}",
         )
     config = read_config(folder)
     _refuse_quantized(folder, config, adapter, out)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.data import scan
 from skill_train.machine import read
 from skill_train.model import folder as model
@@ -41,10 +40,10 @@ def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = 
             inputs have changed.
     """
     others = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
-    again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
+    again = f"make the plan again, with its recipe and options, and --out {quoted(path)}"
     if _is_of_run(path):  # `plan --out` does not write there
         recipe, command = path.with_name("recipe.yaml"), "submit" if where == "cloud" else "local"
-        again = f"begin another run with its recipe: skill-train {command} {shlex.quote(str(recipe))}"
+        again = f"begin another run with its recipe: skill-train {command} {quoted(recipe)}"
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, and {others[0]} would change it", code="bad_usage", hint=hint)
@@ -111,7 +110,7 @@ def _check_usable(path: Path, plan: Plan, where: str, again: str) -> None:
             code="cloud_plan",
             expected="a plan for this machine",
             got=plan.where,
-            hint=f"skill-train submit {shlex.quote(str(path))}; or {again}",
+            hint=f"skill-train submit {quoted(path)}; or {again}",
         )
     there, this = plan.facts.machine.chip, read.read_machine().chip
     if where == "local" and there != this:

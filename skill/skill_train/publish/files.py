@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train.core.digests import file_digest, is_file_of
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import RECORDS, PushFile
 from skill_train.publish.records import published, without_paths
@@ -51,7 +50,7 @@ def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
             f"{run.path} has no {missing[0]} to push",
             code="missing_step",
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
-            hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.continue_command(run),
+            hint=f"skill-train {step} {quoted(run.path)}" if step else cloud_record.continue_command(run),
         )
     chosen = parts or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
     return tuple(part for part in PARTS if part in chosen)
@@ -81,7 +80,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
 def _require_checked_merge(run: RunDir) -> None:
     """Refuses a merged model without the record of its gate, or one that it is not the record of. One that was trained
     whole is named in `train.json`."""
-    record, again = run.record("merge"), f"skill-train merge {shlex.quote(str(run.path))}"
+    record, again = run.record("merge"), f"skill-train merge {quoted(run.path)}"
     if run.is_full:
         return
     if not record.is_file():
@@ -92,7 +91,7 @@ def _require_checked_merge(run: RunDir) -> None:
             hint=again,
         )
     merge = merge_record.read(record)
-    hint = f"move {shlex.quote(str(record))} and {shlex.quote(str(run.merged))} away, then {again}"
+    hint = f"move {quoted(record)} and {quoted(run.merged)} away, then {again}"
     described = {run.adapter / name: digest for name, digest in merge.inputs.adapter.items()}
     described |= {run.path / name: digest for name, digest in merge.outputs.items()}
     for file, digest in described.items():
@@ -163,7 +162,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
             f"{run.path} failed its verification ({named}), so it was not pushed",
             code="verification_failed",
             expected="files that passed",
-            hint=f"skill-train verify {shlex.quote(str(run.path))}",
+            hint=f"skill-train verify {quoted(run.path)}",
         )
     if not whole:
         return None

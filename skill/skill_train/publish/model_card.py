@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
+from skill_train.core.errors import quoted
 from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.publish.records import CHECKS_WITH_DETAIL
 from skill_train.run.evaluate_record import Evaluation, FigureDifference, ModelFigures
@@ -161,17 +161,17 @@ def _how_to_use(facts: CardFacts) -> str:
 
 
 def _use_of_files(facts: CardFacts, ggufs: list[str]) -> list[str]:
-    lines = [f"llama-cli -hf {facts.repo} -hff {shlex.quote(name)} -cnv" for name in ggufs]
+    lines = [f"llama-cli -hf {facts.repo} -hff {quoted(name)} -cnv" for name in ggufs]
     if ggufs:
-        lines.append(f"ollama run {shlex.quote(f'hf.co/{facts.repo}:{ggufs[0]}')}")
+        lines.append(f"ollama run {quoted(f'hf.co/{facts.repo}:{ggufs[0]}')}")
     return ["```sh", *lines, f"hf download {facts.repo}", "```"]
 
 
 def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[str]:
     """How to run two files, as references/vision.md has it. Each command names both, so that no program has to find the
     second by itself."""
-    folder, other = facts.repo.split("/")[-1], shlex.quote(projector)
-    both = [f"-m {shlex.quote(name)} --mmproj {other}" for name in ggufs]
+    folder, other = facts.repo.split("/")[-1], quoted(projector)
+    both = [f"-m {quoted(name)} --mmproj {other}" for name in ggufs]
     rows = [f"| {_safe(name)} | {_safe(projector)} |" for name in ggufs]
     return [
         "Two files belong together. Without the projector the language model reads text only.",

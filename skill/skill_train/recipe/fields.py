@@ -11,13 +11,12 @@ import hashlib
 import json
 import re
 import reprlib
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.core.secrets import holds_token, pasted
 from skill_train.recipe.yaml_file import bad_recipe, loader, small_text
 
@@ -150,7 +149,7 @@ def read(path: Path) -> dict[str, object]:
     import yaml
 
     if path.suffix in _OF_DATA and path.is_file():
-        data = shlex.quote(str(path))
+        data = quoted(path)
         raise bad_recipe(
             f"{path} is a dataset, not a recipe",
             expected="a YAML file with at least model and data",
@@ -160,7 +159,7 @@ def read(path: Path) -> dict[str, object]:
     try:
         document = yaml.load(small_text(path), Loader=loader())  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
-        run = f"name {shlex.quote(str(path / 'recipe.yaml'))}, or go on with the run by --resume --run-dir in its place"
+        run = f"name {quoted(path / 'recipe.yaml')}, or go on with the run by --resume --run-dir in its place"
         raise UsageError(
             f"{path} is a folder, not a recipe" if path.is_dir() else f"the recipe {path} does not exist",
             code="missing_file",

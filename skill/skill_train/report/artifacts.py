@@ -6,9 +6,9 @@ Pure.
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 
+from skill_train.core.errors import quoted
 from skill_train.core.units import dollars
 from skill_train.report import views
 from skill_train.report.figure import Figure, ReportedRun, Shown
@@ -145,8 +145,8 @@ def run_it(run: ReportedRun) -> views.RunItView | None:
     passed = [file for file in listed if verdict_to_run(run, file) in ("pass", "warn")]
     chosen = (passed or listed)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
-    path = shlex.quote(chosen["path"])
-    projector, where = next(((file, shlex.quote(path)) for file, (_, path) in run.projectors().items()), (None, ""))
+    path = quoted(chosen["path"])
+    projector, where = next(((file, quoted(path)) for file, (_, path) in run.projectors().items()), (None, ""))
     return {
         "file": chosen["file"],
         "projector": projector,
@@ -245,7 +245,7 @@ def reproduce(run: ReportedRun) -> views.ReproduceView:
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
     lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]
     if quants:
-        lines += [f"skill-train export-gguf again --quant {shlex.quote(quants)}", "skill-train verify again"]
+        lines += [f"skill-train export-gguf again --quant {quoted(quants)}", "skill-train verify again"]
     prints = [(str(name), plan.figure(str, "fingerprints", str(name))) for name, _ in plan.items("fingerprints")]
     revision = plan.figure(str, "recipe", "revision", unknown="none: a folder; its fingerprint says which")
     return {"lines": lines, "fingerprints": [*prints, ("revision of the model", revision)]}

@@ -6,13 +6,13 @@ Pure: the files were read before.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
 
+from skill_train.core.errors import quoted
 from skill_train.report.demo_record import Demo
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.evaluate_record import Evaluation
@@ -183,7 +183,7 @@ class ReportedRun:
 
     def command(self, words: str) -> str:
         """`skill-train …` on this run."""
-        return f"skill-train {words} {shlex.quote(self.call)}"
+        return f"skill-train {words} {quoted(self.call)}"
 
 
 def differ(digests: Mapping[str, object] | str | None, recorded: dict[str, str]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -18,7 +17,7 @@ import msgspec
 
 from skill_train.core import resources
 from skill_train.core.console import Bar
-from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.core.errors import NotInstalled, UsageError, quoted
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -125,7 +124,7 @@ def _require_ours(out: Path) -> None:
             f"{out} is a folder",
             code="bad_usage",
             expected="a file",
-            hint=f"--out {shlex.quote(str(out / 'report.html'))}",
+            hint=f"--out {quoted(out / 'report.html')}",
         )
     if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
         raise UsageError(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.program.chat.labels import fed_digest
 from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
@@ -52,7 +51,7 @@ def _require_same(run: RunDir, plan: Plan) -> None:
             code="another_run",
             expected="the same recipe and data, or another --run-dir",
             got="; ".join(_differences(earlier, plan)),
-            hint=f"the same command with --run-dir {shlex.quote(run.free_name())}",
+            hint=f"the same command with --run-dir {quoted(run.free_name())}",
         )
 
 
@@ -94,7 +93,7 @@ def trained(run: RunDir) -> TrainRecord:
     record = train_record.read(run.record("train"))
     require_trained_recipe(run, record)
     for name, digest in record.outputs.items():
-        hint = f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again"
+        hint = f"put the trained file back, or move {quoted(run.record('train'))} away and train again"
         require_unchanged(run.path / name, digest, run.record("train"), hint)
     return record
 

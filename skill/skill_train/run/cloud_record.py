@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.run import plan_record, records
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
@@ -214,12 +213,12 @@ def _otherwise(run: RunDir) -> str:
         return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
     begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
     goes_on = begun or _backend(run) in ELSEWHERE
-    return continue_command(run) if goes_on else f"skill-train submit {shlex.quote(str(run.path))}"
+    return continue_command(run) if goes_on else f"skill-train submit {quoted(run.path)}"
 
 
 def continue_command(run: RunDir) -> str:
     """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
-    return f"skill-train {continue_words(read(run), _backend(run))} {shlex.quote(str(run.path))}"
+    return f"skill-train {continue_words(read(run), _backend(run))} {quoted(run.path)}"
 
 
 def _backend(run: RunDir) -> str | None:

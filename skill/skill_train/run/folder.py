@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import shutil
 import struct
 import sys
@@ -27,7 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import FileName, Record
@@ -153,7 +152,7 @@ def open_run(path: Path) -> RunDir:
             got="a file" if path.is_file() else "no such folder" if not path.is_dir() else "a folder without plan.json",
             hint="give its GGUF file with --gguf, and the model that it was made from with --reference"
             if path.suffix == ".gguf"
-            else f"give the folder of the run: {shlex.quote(str(path.parent))}"
+            else f"give the folder of the run: {quoted(path.parent)}"
             if path.is_dir() and RunDir.is_one(path.parent)
             else way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first",
         )
@@ -165,10 +164,10 @@ def way_to_model(folder: Path) -> str | None:
     run = folder.parent if folder.name == "adapter" and RunDir.is_one(folder.parent) else folder
     if RunDir.is_one(run):
         if (merged := run / "merged").is_dir():
-            return f"use the merged model: {shlex.quote(str(merged))}"
-        return f"skill-train merge {shlex.quote(str(run))}"
+            return f"use the merged model: {quoted(merged)}"
+        return f"skill-train merge {quoted(run)}"
     if (folder / "adapter_config.json").is_file():
-        return f"skill-train merge --base BASE --adapter {shlex.quote(str(folder))} --out MERGED"
+        return f"skill-train merge --base BASE --adapter {quoted(folder)} --out MERGED"
     return None
 
 
@@ -275,12 +274,12 @@ def finished_record(
             code="output_exists",
             expected="the same inputs and options, or a new place for the output",
             got=f"{different} recorded in {path.name} differ",
-            hint=f"move {shlex.quote(str(path))} and what it made away{or_another_out(path)}",
+            hint=f"move {quoted(path)} and what it made away{or_another_out(path)}",
         )
     if not any((path.parent / name).exists() for name in record.outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
     for name, digest in record.outputs.items():
-        hint = f"move {shlex.quote(str(path))} away and run the step again"
+        hint = f"move {quoted(path)} away and run the step again"
         require_unchanged(path.parent / name, digest, path, hint)
     return record
 

@@ -3,14 +3,13 @@ rows."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from skill_train.core.digests import FileDigest
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.facts import JsonObject
 from skill_train.program.chat.labels import system_digest
 from skill_train.program.encode import ALREADY_RENDERED, WITHOUT_TEMPLATE
@@ -287,7 +286,7 @@ def way_back(file: Path) -> str:
     if file.name == "held_out.jsonl" and environment is not None and "held_out_sha256" in (environment.data or {}):
         again = (
             ", or the one that a run of the same rows writes: "
-            f"skill-train local {shlex.quote(str(run / 'recipe.yaml'))} --max-steps 1 "
-            f"--run-dir {shlex.quote(RunDir(run).free_name())}"
+            f"skill-train local {quoted(run / 'recipe.yaml')} --max-steps 1 "
+            f"--run-dir {quoted(RunDir(run).free_name())}"
         )
-    return f"put the file back{again}; if a job trained the run: skill-train pull {shlex.quote(str(run))}"
+    return f"put the file back{again}; if a job trained the run: skill-train pull {quoted(run)}"

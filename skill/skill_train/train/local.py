@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from skill_train.core.errors import (
     UsageError,
     died_of_memory,
     from_exit_code,
+    quoted,
 )
 from skill_train.core.files import write_json, write_text
 from skill_train.core.memory import watch_memory
@@ -246,7 +246,7 @@ def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, 
     whole = filter(is_complete, numbered(run.checkpoints))
     step = next(map(step_of, whole), None)
     when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
-    again = f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}"
+    again = f"skill-train local --resume --run-dir {quoted(run.path)}"
     return kind(message or f"training was interrupted{name} {when}", code="interrupted", hint=again)
 
 
@@ -287,7 +287,7 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str)
             killed if code == -signal.SIGKILL else "the training process ended because it could not allocate memory",
             code="out_of_memory",
             expected="memory for the model, its activations and one batch",
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
+            hint=f"skill-train local --resume --run-dir {quoted(run.path)}; or a smaller max_length or model",
         )
     if -code in stop_signals():
         return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
@@ -298,13 +298,13 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str)
         )
     if failure is not None and not (_lost_another(failure) and tail.startswith("[rank")):  # its traceback says more
         error = failure["error"].copy()
-        error["hint"] = error["hint"].replace("RUN", shlex.quote(str(run.path)))
+        error["hint"] = error["hint"].replace("RUN", quoted(run.path))
         return from_exit_code(failure["exit_code"], error)
     return NativeCrash(
         f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",
         code="program_failed",
         got=tail,
-        hint=f"read {shlex.quote(str(run.log))}",
+        hint=f"read {quoted(run.log)}",
     )
 
 

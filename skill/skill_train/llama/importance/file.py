@@ -8,12 +8,11 @@ of the token ids.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 
 if TYPE_CHECKING:
@@ -241,5 +240,5 @@ def _other_model(path: Path, model: GgufFile, why: str) -> UsageError:
         code="cannot_quantize",
         expected=f"an importance matrix of {model.path.name}",
         got=why,
-        hint=f"compute one of this model: --imatrix auto, or llama-imatrix -m {shlex.quote(str(model.path))}",
+        hint=f"compute one of this model: --imatrix auto, or llama-imatrix -m {quoted(model.path)}",
     )
