@@ -129,10 +129,6 @@ def _unread() -> int:
     return 141  # as a shell calls it: 128 + SIGPIPE
 
 
-class _Bug(SkillTrainError):
-    exit_code = 1
-
-
 def _bad_usage(error: click.ClickException, command: list[str]) -> UsageError:
     """With the way to say what is a field of a recipe, and no option."""
     hint = " ".join(["skill-train", *command, "--help"])
@@ -199,7 +195,7 @@ def _bug(error: Exception) -> SkillTrainError:
 
     with suppress(OSError):  # a full disk under stderr
         traceback.print_exc()
-    return _Bug(
+    return SkillTrainError(
         f"{type(error).__name__}: {error}",
         code="bug",
         hint="this is a bug in skill-train: report it with the traceback",
