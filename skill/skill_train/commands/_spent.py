@@ -43,17 +43,20 @@ def spent_by_jobs(
 
 
 def require_as_asked(
-    console: Console, word: str, job: CloudJob, *, max_cost: float | None, spent: float, timeout: int | None
+    console: Console, word: str, record: CloudRecord, job: CloudJob, *, max_cost: float | None, timeout: int | None
 ) -> None:
     """Warns if a running job has another timeout than the requested one, which it keeps.
 
     Args:
         word: the run, as a command names it.
-        spent: dollars of the jobs of its plan before it.
+        record: that of the run.
 
     Raises:
-        DecisionNeeded: they may cost more than `max_cost` together, or nobody knows what it may cost.
+        DecisionNeeded: with the jobs of its plan before it, it may cost more than `max_cost`, or nobody knows what.
     """
+    spent = 0.0
+    if max_cost is not None:
+        spent = spent_by_jobs(record.namespace, record.plan_hash, record, excluded_job_id=job.job_id)
     if timeout is not None and timeout != job.timeout_seconds:
         had = "a timeout that is not known" if job.timeout_seconds is None else f"{job.timeout_seconds} s"
         console.warn(

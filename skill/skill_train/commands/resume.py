@@ -110,12 +110,8 @@ def _require_as_asked(options: ResumeOptions, console: Console, cloud: CloudRun)
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    job, record, spent = cloud.job, cloud.record, 0.0
-    if options.max_cost is not None:
-        newest = job.job_id
-        spent = spent_by_jobs(record.namespace, record.plan_hash, record, excluded_job_id=newest)
-    timeout = cloud_budget.seconds_of(options.timeout) if options.timeout else None
-    require_as_asked(console, cloud.word, job, max_cost=options.max_cost, spent=spent, timeout=timeout)
+    job, timeout = cloud.job, cloud_budget.seconds_of(options.timeout) if options.timeout else None
+    require_as_asked(console, cloud.word, cloud.record, job, max_cost=options.max_cost, timeout=timeout)
     if options.flavor not in (None, job.flavor):
         console.warn("another_flavor", f"job {job.job_id} is already running on {job.flavor}, not on {options.flavor}")
 

@@ -13,7 +13,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._planning import require_no_blockers
-from skill_train.commands._spent import require_as_asked, spent_by_jobs
+from skill_train.commands._spent import require_as_asked
 from skill_train.commands._submit_answer import account_of, budget_of, check_order
 from skill_train.commands._submit_plan import SubmitOptions, cloud_plan, order_elsewhere, order_of, run_dir_of
 from skill_train.commands._submit_rehearsal import rehearsed
@@ -116,9 +116,9 @@ def _job_answer(
         DecisionNeeded: it may cost more than was allowed.
     """
     if sent.reused and sent.stage in (None, *LIVE):
-        spent, job = 0.0 if options.max_cost is None else _spent_before(order, sent), sent.record.last_begun
+        job = sent.record.last_begun
         assert job is not None  # it is the one that was found
-        require_as_asked(console, quoted(run.path), job, max_cost=options.max_cost, spent=spent, timeout=timeout)
+        require_as_asked(console, quoted(run.path), sent.record, job, max_cost=options.max_cost, timeout=timeout)
     answer = _submit_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):
         return answer
@@ -133,9 +133,3 @@ def _job_answer(
         hint=answer.next[0],
     )
     return answer
-
-
-def _spent_before(order: Order, sent: Sent) -> float:
-    record, last = sent.record, sent.record.last_begun
-    newest = last.job_id if last is not None else None
-    return spent_by_jobs(record.namespace, order.plan_hash, record, excluded_job_id=newest)
