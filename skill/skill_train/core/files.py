@@ -139,25 +139,12 @@ def place() -> str:
     """The scope in which a process id is unique: this host, since its last start, in this container."""
     import socket
 
-    return hashlib.sha256("\0".join((socket.gethostname(), _boot(), _namespace())).encode()).hexdigest()[:12]
-
-
-def _boot() -> str:
-    """Linux's id of the last start; empty on other systems, where process ids from before the last start cannot be told
-    apart."""
-    file = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _namespace() -> str:
-    """The namespace of process ids; each container has its own."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    boot = namespace = ""  # other systems than Linux tell neither
+    with contextlib.suppress(OSError, ValueError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256("\0".join((socket.gethostname(), boot, namespace)).encode()).hexdigest()[:12]
 
 
 def is_alive(pid: int) -> bool:
