@@ -110,10 +110,7 @@ def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
     column = picture_column(detected.format, detected.columns, row)
     if column is None:
         return detected
-    columns = detected.columns | {"images": column}
-    return detected._replace(
-        columns=columns, reason=detected.reason.replace(_reason(detected.columns), _reason(columns))
-    )
+    return _with_columns(detected, detected.columns | {"images": column})
 
 
 def has_pictures(row: Row) -> bool:
@@ -139,9 +136,7 @@ def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> 
     columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
     columns |= _optional(detected.format, columns, dataset_columns)
     columns |= {name: column for name, column in detected.columns.items() if name == "images"}
-    return detected._replace(
-        columns=columns, reason=detected.reason.replace(_reason(detected.columns), _reason(columns))
-    )
+    return _with_columns(detected, columns)
 
 
 def as_turns(detected: DetectedFormat) -> DetectedFormat:
@@ -194,6 +189,11 @@ def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict
         if column is not None:
             optional[key] = column
     return optional
+
+
+def _with_columns(detected: DetectedFormat, columns: dict[str, str]) -> DetectedFormat:
+    reason = detected.reason.replace(_reason(detected.columns), _reason(columns))
+    return detected._replace(columns=columns, reason=reason)
 
 
 def _reason(columns: dict[str, str]) -> str:
