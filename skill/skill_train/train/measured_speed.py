@@ -31,6 +31,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import StepLine
 
 SCHEMA = "skill-train/calibration/1"
+Steps = list[tuple[int, MicroStep]]  # for each optimizer step, the number of its micro-steps and one of them
 _LEAST_STEPS = 3  # the first warms up
 _ENOUGH_STEPS = 10  # a run with fewer steps does not replace one with more
 # The speed of another shape is used only for models of about its size, in parameters. Narrow models are slowed down by
@@ -113,33 +114,23 @@ def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> Measured
     return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
 
 
-def computing_seconds(
-    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
-) -> float:
+def computing_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, steps: Steps) -> float:
     """The seconds of some optimizer steps, without the time of memory: reading the weights, and AdamW over all of them.
     On a GPU also without the time of launching kernels, which large micro-batches hide.
 
     The times of memory and launches are estimates, so at least a fifth of the seconds is left.
-
-    Args:
-        steps: for each optimizer step, the number of its micro-steps and one of them.
     """
     seconds, least = _without_memory(model, machine, seconds, steps), seconds / 5
     launches = sum(count * launch_seconds(model, step).low for count, step in steps)
     return max(math.sqrt(max(0.0, seconds**2 - launches**2)), least)
 
 
-def read_seconds(
-    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
-) -> tuple[Reading, ...]:
+def read_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, steps: Steps) -> tuple[Reading, ...]:
     """The two ends of what the seconds of some optimizer steps on a GPU may mean. Where they are few, nobody can see
     from outside whether the GPU computed or waited for launches: taken for computing, those of 512 tokens a row made
     four times as many tokens up to ten times as long as they are (bench/estimates). So computing took between what it
     takes at the fastest and at the slowest that is published, unless the whole is longer than that allows. Empty
     without a GPU's peak.
-
-    Args:
-        steps: for each optimizer step, the number of its micro-steps and one of them.
     """
     flops = [count * (micro_step_flops(model, step) or 0) for count, step in steps]
     each = [gpu_seconds(model, step, machine, all_of) for all_of, (_, step) in zip(flops, steps, strict=True)]
@@ -157,9 +148,7 @@ def read_seconds(
     return tuple(Reading(sum(flops) / end, math.sqrt(max(0.0, seconds**2 - end**2)) / most) for end in ends)
 
 
-def _without_memory(
-    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
-) -> float:
+def _without_memory(model: ModelFacts, machine: MachineFacts, seconds: float, steps: Steps) -> float:
     memory = sum(
         count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
     )
