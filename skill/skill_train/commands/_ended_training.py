@@ -12,7 +12,7 @@ from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
-from skill_train.run.plan_record import Estimate, Number, Plan
+from skill_train.run.plan_record import Number, Plan
 from skill_train.run.train_record import TrainedData, TrainRecord
 from skill_train.train.base_rows import known_to_base
 
@@ -28,27 +28,17 @@ class MeasuredFigure(TypedDict):
 
 def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, MeasuredFigure]:
     """The measurements beside the estimates. The smaller layout of a second try has no estimates."""
-    peaks = record.figures.peak_memory_bytes
-    device = plan.placement.device
-    measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record.seconds}
-    estimates = {"memory_bytes": plan.estimates.memory_bytes, "seconds": plan.estimates.seconds}
-    if record.smaller_layout:
-        estimates = dict.fromkeys(estimates, Estimate(None, None, "the layout was made smaller"))
-    return {
-        key: {
-            "low": estimate.low,
-            "high": estimate.high,
-            "actual": measured[key],
-            "within": _within(estimate, measured[key]),
-        }
-        for key, estimate in estimates.items()
+    peaks, estimates = record.figures.peak_memory_bytes, plan.estimates
+    both = {
+        "memory_bytes": (estimates.memory_bytes, peaks.get(plan.placement.device, peaks.get("rss"))),
+        "seconds": (estimates.seconds, record.seconds),
     }
-
-
-def _within(estimate: Estimate, value: float | None) -> bool | None:
-    if value is None or estimate.low is None or estimate.high is None:
-        return None
-    return estimate.low <= value <= estimate.high
+    figures: dict[str, MeasuredFigure] = {}
+    for name, (estimate, actual) in both.items():
+        low, high = (None, None) if record.smaller_layout else (estimate.low, estimate.high)
+        within = None if low is None or high is None or actual is None else low <= actual <= high
+        figures[name] = {"low": low, "high": high, "actual": actual, "within": within}
+    return figures
 
 
 def smoke_failure(run: RunDir, record: TrainRecord) -> TrainingFailed | None:
@@ -65,12 +55,8 @@ def smoke_failure(run: RunDir, record: TrainRecord) -> TrainingFailed | None:
     )
 
 
-def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, MeasuredFigure]) -> None:
-    """Prints all warnings about a trained run.
-
-    Args:
-        estimates: the estimates and measurements, by the name of the figure.
-    """
+def warn_of_run(console: Console, plan: Plan, record: TrainRecord) -> None:
+    """Prints all warnings about a trained run."""
     if smaller := record.smaller_layout:
         console.warn("smaller_layout", f"trained with {smaller.value}, because memory ran out: {smaller.because}")
     if few := few_steps(plan.recipe, record.steps):
@@ -87,8 +73,8 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
     if skipped:
         rows = f"{skipped} of {record.data.rows + skipped} rows were left out"
         console.warn("skipped", f"{rows}, because nothing of them was left to train")
-    missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
-    if missed:
+    figures = measured_beside_estimates(plan, record)
+    if missed := [_missed(name, figure) for name, figure in figures.items() if figure["within"] is False]:
         console.warn(
             "estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates for a longer run on this machine"
         )
@@ -105,9 +91,9 @@ def warn_of_smoke_run(console: Console, run: RunDir) -> None:
         console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
 
-def _missed(name: str, estimate: MeasuredFigure) -> str:
+def _missed(name: str, figure: MeasuredFigure) -> str:
     """An estimate that was wrong, with the measured value, in a unit for readers."""
-    values = (figure for figure in (estimate["low"], estimate["high"], estimate["actual"]) if figure is not None)
+    values = (value for value in (figure["low"], figure["high"], figure["actual"]) if value is not None)
     if name == "seconds":
         low, high, actual = (duration(seconds, estimated=True) for seconds in values)
         return f"time: {actual}, estimated {low} to {high}"

@@ -139,7 +139,7 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainReco
     if epochs > 1 and (_steps_were_set(plan) or 10 * (record.data.skipped_rows or 0) > record.data.rows):
         rows, steps = record.data.train_rows, record.steps
         console.warn("epochs", f"{steps} steps are {_count(epochs)} epochs of the {rows} rows, so rows are repeated")
-    warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
+    warn_of_run(console, plan, record)
 
 
 def _count(epochs: float) -> str:
