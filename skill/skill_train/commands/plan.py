@@ -46,7 +46,7 @@ from skill_train.commands._options import (
 from skill_train.commands._planning import blocked, lacking, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
-from skill_train.core.units import dollars, megabytes, size
+from skill_train.core.units import dollars, duration, megabytes, size
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
@@ -366,10 +366,5 @@ def _ends(value: Estimate, text_of: Callable[[float], str]) -> tuple[str, str, s
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds / 3600:.1f} h"
-        if seconds >= 5400
-        else f"{seconds / 60:.1f} min"
-        if seconds >= 90
-        else f"{seconds:.0f} s"
-    )
+    """As `duration` writes an estimate, but with a tenth of a minute."""
+    return f"{seconds / 60:.1f} min" if 90 <= seconds < 5400 else duration(seconds, estimated=True)
