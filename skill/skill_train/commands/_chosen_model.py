@@ -64,10 +64,9 @@ def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -
 def other(first: Chosen, word: str) -> Chosen:
     """The model to compare with: of the same run, or another run or file by its path."""
     path = Path(word)
-    if RunDir.is_one(path) or (path.suffix == ".gguf" and path.is_file()):
+    by_path = RunDir.is_one(path) or (path.suffix == ".gguf" and path.is_file())
+    if by_path or first.where.suffix == ".gguf":  # a file has no other model: `chosen` says what is missing
         return chosen(path, None)
-    if first.where.suffix == ".gguf":
-        return chosen(path, None)  # says what is missing
     return chosen(first.where, word)
 
 
