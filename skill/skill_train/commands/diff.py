@@ -44,20 +44,14 @@ def diff(options: DiffOptions, console: Console) -> Result:
         console.warn("not_compared", reason)
     if comparison.unexplained:
         console.warn("unexplained", "the trained weights differ, although recipe, machine and batch split are the same")
+    groups = {"recipe": comparison.recipe, "placement": comparison.placement, "exports": comparison.exports}
     data = {
         "verdict": comparison.verdict,
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
         "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
-        "recipe": [_shown_difference(each) for each in comparison.recipe],
-        "placement": [_shown_difference(each) for each in comparison.placement],
-        "exports": [_shown_difference(each) for each in comparison.exports],
-        "counts": {
-            "compared": comparison.compared,
-            "recipe": len(comparison.recipe),
-            "placement": len(comparison.placement),
-            "exports": len(comparison.exports),
-        },
+        **{name: [_shown_difference(each) for each in group] for name, group in groups.items()},
+        "counts": {"compared": comparison.compared, **{name: len(group) for name, group in groups.items()}},
         "losses": comparison.losses,
         "same_weights": comparison.same_weights,
         "not_compared": comparison.not_compared,
