@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import click
 
 from skill_train.cloud import find_run, poll
-from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, RUN
 from skill_train.core import waiting
@@ -61,14 +60,8 @@ def logs(options: LogsOptions, console: Console) -> Result:
         "lines": shown,
         "left_out": min(count, tail or count) - len(shown),
     }
-    return Result(data, next=_next(cloud, console))
-
-
-def _next(cloud: CloudRun, console: Console) -> list[str]:
-    """The next command. On a terminal only the lines are shown."""
-    if console.mode != "json":
-        return []
-    return [f"skill-train {'wait' if cloud.now.live else 'status'} {cloud.word}"]
+    following = [f"skill-train {'wait' if cloud.now.live else 'status'} {cloud.word}"]
+    return Result(data, next=following if console.mode == "json" else [])  # a person is shown the lines alone
 
 
 def _that_fit(lines: Iterable[str]) -> list[str]:
