@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -78,17 +77,13 @@ def serve(options: ServeOptions, console: Console) -> Result:
                 "model": job.name,
                 "url": server.url,
                 "file": str(chosen.model.path),
-                "engine": _engine(server),
+                "engine": f"llama_cpp.server {server.version}",
                 "device": server.device,
             }
             console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
             with suppress(KeyboardInterrupt):
                 server.wait()
     return Result(answer, human=lambda rich: draw_text(rich, "ended"), quiet=server.url)
-
-
-def _engine(server: Any) -> str:
-    return f"llama_cpp.server {server.version}"
 
 
 def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
