@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError, quoted
+from skill_train.core.errors import DecisionNeeded, UsageError, in_hints, quoted
 from skill_train.gguf.export_files import model_of, outtype
 from skill_train.run.folder import RunDir
 
@@ -133,11 +133,6 @@ def _no_file_of(kind: str, there: list[str]) -> UsageError:
     )
 
 
-@contextlib.contextmanager
-def hints_with(run: RunDir) -> Iterator[None]:
+def hints_with(run: RunDir) -> AbstractContextManager[None]:
     """Puts the run into hints. The steps do not know how the user named it, and write RUN."""
-    try:
-        yield
-    except SkillTrainError as error:
-        error.hint = error.hint.replace("export-gguf RUN", f"export-gguf {quoted(run.path)}")
-        raise
+    return in_hints("export-gguf RUN", f"export-gguf {quoted(run.path)}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from skill_train.core.console import Console
-from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError, quoted
+from skill_train.core.errors import DecisionNeeded, UsageError, in_hints, quoted
 from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.errors import THE_RECIPE
@@ -47,15 +47,9 @@ def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     return fields.from_dict(flags if file is None else fields.read(file) | flags)
 
 
-@contextlib.contextmanager
-def mapping_in(recipe: Path | None) -> Iterator[None]:
+def mapping_in(recipe: Path | None) -> AbstractContextManager[None]:
     """An error that refuses rows names this recipe with their mapping: what reads the rows does not know its file."""
-    try:
-        yield
-    except SkillTrainError as error:
-        if recipe is not None:
-            error.hint = error.hint.replace(THE_RECIPE, f"--recipe {quoted(recipe)}")
-        raise
+    return nullcontext() if recipe is None else in_hints(THE_RECIPE, f"--recipe {quoted(recipe)}")
 
 
 def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Plan:

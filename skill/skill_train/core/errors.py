@@ -139,6 +139,16 @@ def refusals() -> Iterator[None]:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
+@contextmanager
+def in_hints(placeholder: str, words: str) -> Iterator[None]:
+    """In this block the hint of an error says what the packages below do not know, in place of their placeholder."""
+    try:
+        yield
+    except SkillTrainError as error:
+        error.hint = error.hint.replace(placeholder, words)
+        raise
+
+
 def out_of_memory(error: BaseException) -> DecisionNeeded | None:
     """The error for memory that ran out, as Python, the system or torch report it; None for any other error. Also
     follows the cause of an import that failed for lack of memory."""
