@@ -70,10 +70,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
         settings = models.tokenizer_settings(recipe.model, model.revision) if model.model_type in TILED else None
         model = model if settings is None else _not_convertible(model, why_no_picture(settings, model.model_type))
     else:
-        model = read_model(Path(recipe.model), weights_needed=False)
-        require_known_type(model.source, model.model_type, vision=model.vision)
-        model = _with_layers(recipe, model, lambda: tensor_shapes(Path(recipe.model)))
-        model = _with_vocabulary(model, Path(recipe.model))
+        model = _facts_of_folder(recipe, Path(recipe.model), weights_needed=False)
     data = dataset_facts(console, recipe, model)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
@@ -99,9 +96,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)
-    model = read_model(folder)
-    require_known_type(model.source, model.model_type, vision=model.vision)
-    model = _with_vocabulary(_with_layers(recipe, model, lambda: tensor_shapes(folder)), folder)
+    model = _facts_of_folder(recipe, folder, weights_needed=True)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         model = dataclasses.replace(model, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, model)
@@ -113,6 +108,12 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
         safe = _plan(recipe, Facts(model, data, this), dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, model)
     return _plan(recipe, Facts(model, data, this), choices, (), probe)
+
+
+def _facts_of_folder(recipe: Recipe, folder: Path, *, weights_needed: bool) -> ModelFacts:
+    model = read_model(folder, weights_needed=weights_needed)
+    require_known_type(model.source, model.model_type, vision=model.vision)
+    return _with_vocabulary(_with_layers(recipe, model, lambda: tensor_shapes(folder)), folder)
 
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
@@ -156,13 +157,7 @@ def _not_convertible(model: ModelFacts, why: str | None) -> ModelFacts:
     return dataclasses.replace(model, convertible=False, not_convertible=why)
 
 
-def _plan(
-    recipe: Recipe,
-    facts: Facts,
-    choices: Choices,
-    offered: Any,
-    probe: Any = None,
-) -> Plan:
+def _plan(recipe: Recipe, facts: Facts, choices: Choices, offered: Any, probe: Any = None) -> Plan:
     calibrations = measured_speed.known_speeds(facts.machine, facts.model, choices.device or facts.machine.device)
     return make.make_plan(recipe, facts, choices=choices, probe=probe, offered=offered, calibrations=calibrations)
 
