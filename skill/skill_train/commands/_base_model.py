@@ -30,11 +30,7 @@ def base_folder(model: str) -> Path:
 
 
 def base_of(run: RunDir) -> Path:
-    """The folder of a run's base model, at the revision that was trained.
-
-    Raises:
-        UsageError: the folder holds another model now.
-    """
+    """The folder of a run's base model, at the revision that was trained."""
     plan = plan_record.read(run.plan)
     folder = _trained_on(run, plan)
     trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
@@ -45,11 +41,7 @@ def base_of(run: RunDir) -> Path:
 
 
 def require_adapter(run: RunDir, otherwise: str) -> None:
-    """Refuses a run that trained every weight. `otherwise` is the command for its whole model.
-
-    Raises:
-        UsageError: it has no adapter.
-    """
+    """Refuses a run that trained every weight. `otherwise` is the command for its whole model."""
     if run.is_full:
         raise UsageError(
             f"{run.path} has no adapter: every weight was trained, and merged/ is the whole model",
@@ -61,11 +53,7 @@ def require_adapter(run: RunDir, otherwise: str) -> None:
 
 
 def _trained_on(run: RunDir, plan: Plan) -> Path:
-    """The folder that the plan names.
-
-    Raises:
-        UsageError: it is not here. The hint says how a copy is found, wherever it lies.
-    """
+    """The folder that the plan names."""
     from skill_train.hub.models import model_folder
 
     model = plan.recipe.model
@@ -103,11 +91,7 @@ def _changed(run: RunDir, folder: Path, expected: str, got: str) -> UsageError:
 
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> StepResult[MergeRecord]:
-    """Merges the adapter of a run into `merged/`.
-
-    Raises:
-        UsageError: not trained yet, or there is no adapter because every weight was trained; or the run is in use.
-    """
+    """Merges the adapter of a run into `merged/`."""
     with locked(run, "merge"):
         return merge_locked(console, run, dtype, gate)
 

@@ -45,9 +45,6 @@ def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -
         word: one of `folders`, a type or a name of a file; None for the file of the Modelfile, or else for what was
             trained.
         folders: none for `serve`, which chooses a GGUF file by `--quant`.
-
-    Raises:
-        UsageError: there is no such model.
     """
     if where.is_file() or where.suffix == ".gguf":
         return _file_alone(where, word, "--file" if folders else "--quant")
@@ -71,11 +68,7 @@ def other(first: Chosen, word: str) -> Chosen:
 
 
 def gguf_of(where: Path, word: str | None) -> Chosen:
-    """As `chosen`, where only a GGUF file will do.
-
-    Raises:
-        UsageError: there is none, or no such one.
-    """
+    """As `chosen`, where only a GGUF file will do."""
     choice = chosen(where, word, () if word else _FOLDERS)
     if not choice.model.is_gguf:
         raise UsageError(

@@ -93,9 +93,6 @@ def modelfile_of(
     Args:
         named_type: the type that the Modelfile shall name; None for nothing.
         unquantized: the name of the file that all others are made of.
-
-    Raises:
-        UsageError: there is no file of the type that was asked for.
     """
     out, names = export.out, {output["quant"]: Path(output["path"]).name for output in outputs}
     if named_type is not None:
@@ -111,11 +108,7 @@ def modelfile_of(
 
 
 def require_file_for_modelfile(export: Export) -> None:
-    """Refuses, before anything is converted, a type for the Modelfile of which there will be no file.
-
-    Raises:
-        UsageError: it is not in `--quant`, and no earlier export made it.
-    """
+    """Refuses, before anything is converted, a type for the Modelfile of which there will be no file."""
     chosen, unquantized = export.modelfile, outtype(export.records / "convert.json", export.unquantized)
     coming = {*export.types, *(UNQUANTIZED if unquantized == "auto" else (unquantized,))}
     if chosen is None or chosen in coming or (export.out / f"{export.name}-{chosen}.gguf").is_file():

@@ -81,9 +81,6 @@ def device_question(
 
     Args:
         here: this machine, which is meant by `--for here`.
-
-    Raises:
-        UsageError: no such device, a value that is not a size, or a limit without a device.
     """
     if options.for_device is None and options.memory is None and options.bandwidth is None:
         limits = (
@@ -106,11 +103,7 @@ def device_question(
 
 
 def candidates_of(quant: str) -> list[str]:
-    """The types that `--quant` names.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """The types that `--quant` names."""
     names = [plain_type(name) for name in quant.split(",")]
     if unknown := [name for name in names if name not in BITS]:
         raise UsageError(

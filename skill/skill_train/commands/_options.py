@@ -146,11 +146,7 @@ def words_of(command: str, recipe: Path | None, values: Mapping[str, object]) ->
 
 
 def require_only_run(command: str, others: Mapping[str, object]) -> None:
-    """Refuses other inputs together with RUN.
-
-    Raises:
-        UsageError: one is set.
-    """
+    """Refuses other inputs together with RUN."""
     conflicting = [name for name, value in others.items() if value]
     if conflicting:
         raise UsageError(

@@ -252,11 +252,7 @@ def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
 
 def require_room(console: Console, plan: Plan, folder: Path, *, force: bool) -> None:
     """Refuses a run whose lower estimate does not fit into memory or on the disk of `folder`; warns if only the upper
-    one does not fit into memory. The plan knows the disk of the current folder alone.
-
-    Raises:
-        DecisionNeeded: it does not fit, or needs what this machine lacks.
-    """
+    one does not fit into memory. The plan knows the disk of the current folder alone."""
     memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
     later = {"unknown_memory", "device_unavailable", "no_disk"}  # torch itself will tell, and require_space below
     if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:

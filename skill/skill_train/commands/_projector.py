@@ -27,9 +27,6 @@ def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: b
         mmproj: one of `CHOICES`.
         record: `mmproj.json`, which need not be there.
         text_run: the model is that of a run without pictures.
-
-    Raises:
-        UsageError: a type was asked for, and the model reads no pictures.
     """
     if mmproj == NONE:
         return None

@@ -49,11 +49,7 @@ class FileOptions(DeviceOptions):
 
 def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile | None]:
     """The types to make, and what a mix may weigh, or the types in it. For a device these are the candidates, and
-    `--max-size` is a limit, unless a mix is asked for too.
-
-    Raises:
-        UsageError: a mix without a size, or a size without a mix and without a device.
-    """
+    `--max-size` is a limit, unless a mix is asked for too."""
     usual = ",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES
     quant = options.quant if options.quant is not None else AUTO if options.mix else usual
     is_mixed = AUTO in [name.strip().lower() for name in quant.split(",")]
@@ -66,9 +62,6 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
 
     Args:
         matrix: there is an importance matrix, or one can be made.
-
-    Raises:
-        UsageError: no such device, or a limit without one.
     """
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model

@@ -116,11 +116,7 @@ def check_order(
 def budget_of(
     options: SubmitOptions, plan: Plan, offer: Flavor | None, timeout: int | None, spent: float = 0.0
 ) -> Budget:
-    """The budget at this price, after the cost of earlier jobs.
-
-    Raises:
-        DecisionNeeded: it may cost more than was allowed.
-    """
+    """The budget at this price, after the cost of earlier jobs."""
     return cloud_budget.budget(
         Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds),
         price=Price(None, "") if offer is None else Price(offer.usd_per_hour, f"price of {offer.read_at}"),

@@ -33,11 +33,7 @@ _SKYPILOT_ONLY = ("nodes", "infra")
 
 
 def with_backend(options: SubmitOptions) -> SubmitOptions:
-    """The options with the values that the backend requires, set before the planning.
-
-    Raises:
-        UsageError: an option that this backend has no use for.
-    """
+    """The options with the values that the backend requires, set before the planning."""
     fields = {field.name: field.default for field in dataclasses.fields(options)}
     useless = {"hf_jobs": _SKYPILOT_ONLY, "skypilot": _JOBS_ONLY, "colab": (*_JOBS_ONLY, *_SKYPILOT_ONLY)}
     for name in useless[options.backend]:

@@ -107,11 +107,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
 
 
 def _for_one_machine(plan: Plan, source: Path) -> Plan:
-    """The plan of a task for SkyPilot or of a notebook as the planner made it, with which its job is found.
-
-    Raises:
-        UsageError: it is spread over several machines, for each of which its launcher waits.
-    """
+    """The plan of a task for SkyPilot or of a notebook as the planner made it, with which its job is found."""
     if (machines := skypilot.nodes_of(plan)) > 1:
         raise UsageError(
             f"{source} is a plan for {machines} machines, which only SkyPilot starts together",

@@ -42,11 +42,7 @@ def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
 
 
 def _plan_here(console: Console, recipe: Recipe) -> Plan:
-    """A plan of the same recipe for this machine.
-
-    Raises:
-        DecisionNeeded: it does not fit here.
-    """
+    """A plan of the same recipe for this machine."""
     try:
         here = plan_with_files(console, recipe, HERE)
         require_room(console, here, Path(), force=False)

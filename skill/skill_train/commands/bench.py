@@ -105,11 +105,7 @@ def bench(options: BenchOptions, console: Console) -> Result:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those of the runs that are named.
-
-    Raises:
-        UsageError: a folder is not a run, or a run has no GGUF file.
-    """
+    """The files that are named, and those of the runs that are named."""
     files = list[Path]()
     for path in paths:
         if path.is_dir():
@@ -158,11 +154,7 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
 
 
 def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:
-    """Tokens of prompt and answer: as asked, or the usual ones as far as the model's context goes.
-
-    Raises:
-        UsageError: the context is shorter than what was asked.
-    """
+    """Tokens of prompt and answer: as asked, or the usual ones as far as the model's context goes."""
     most = max(2, file.count("context_length") or _PROMPT + _ANSWER)
     answer = options.answer_tokens or min(_ANSWER, max(1, most // 4))
     prompt = options.prompt_tokens or min(_PROMPT, max(1, most - answer))

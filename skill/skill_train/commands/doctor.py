@@ -174,11 +174,7 @@ def _broken(done: list[DoctorCheck]) -> SkillTrainError | None:
 
 
 def _require(requirements: dict[str, list[Package]]) -> None:
-    """Refuses a self-test without all packages, because it runs every step.
-
-    Raises:
-        NotInstalled: one of them is missing.
-    """
+    """Refuses a self-test without all packages, because it runs every step."""
     needed = [package for group in ("train", "gguf") for package in requirements[group]]
     missing = sorted({package.name for package in needed if package.installed is None})
     if missing:

@@ -180,11 +180,7 @@ def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | Non
 
 
 def _require_exported(run: RunDir, models: list[Model]) -> None:
-    """Refuses a file that was replaced since its export: its figures would stand beside another file.
-
-    Raises:
-        UsageError: the record of its export has another digest.
-    """
+    """Refuses a file that was replaced since its export: its figures would stand beside another file."""
     asked = {path.resolve() for model in models for path in (model.path, model.projector) if path is not None}
     for record in map(run.record, ("convert", "quantize", "mmproj")):
         outputs = export_record.read(record).outputs if record.is_file() else {}

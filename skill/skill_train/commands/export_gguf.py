@@ -254,11 +254,7 @@ def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[
 
 
 def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
-    """Says what will be on disk before anything is written.
-
-    Raises:
-        DecisionNeeded: not enough disk for all of it.
-    """
+    """Says what will be on disk before anything is written, and refuses what has no room there."""
     from skill_train.model.folder import read_model
 
     if run.record("merge").is_file():

@@ -105,11 +105,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
 
 
 def _require_as_asked(options: ResumeOptions, console: Console, cloud: CloudRun) -> None:
-    """Warns if a running job has another timeout or machine than the requested one, which it keeps.
-
-    Raises:
-        DecisionNeeded: it may cost more than was allowed.
-    """
+    """Warns if a running job has another timeout or machine than the requested one, which it keeps."""
     job, timeout = cloud.job, cloud_budget.seconds_of(options.timeout) if options.timeout else None
     require_as_asked(console, cloud.word, cloud.record, job, max_cost=options.max_cost, timeout=timeout)
     if options.flavor not in (None, job.flavor):
@@ -117,11 +113,7 @@ def _require_as_asked(options: ResumeOptions, console: Console, cloud: CloudRun)
 
 
 def _budget(options: ResumeOptions, ended: Snapshot) -> tuple[Budget, str]:
-    """The budget of the new job, and the command that starts it, without a timeout.
-
-    Raises:
-        DecisionNeeded: it may cost more than was allowed.
-    """
+    """The budget of the new job, and the command that starts it, without a timeout."""
     cloud, record = ended.cloud, ended.cloud.record
     flavor = options.flavor or cloud.job.flavor
     max_cost = _ceiling(options, record)
@@ -170,11 +162,8 @@ def _has_result(cloud: CloudRun, run: RunDir) -> bool:
 
 
 def _require_program(cloud: CloudRun) -> None:
-    """Refuses a job whose program and plan are gone from the bucket: it would end in its first minute, which is paid.
-
-    Raises:
-        UsageError: they are gone. A bucket that may not be read says nothing.
-    """
+    """Refuses a job whose program and plan are gone from the bucket: it would end in its first minute, which is paid. A
+    bucket that may not be read says nothing."""
     record = cloud.record
     if record.folder is None:
         return
@@ -191,11 +180,8 @@ def _require_program(cloud: CloudRun) -> None:
 
 
 def _require_data(cloud: CloudRun, run: RunDir) -> None:
-    """Refuses a job whose data is gone from the Hub, or is no longer whole: it would end in its first minute too.
-
-    Raises:
-        UsageError: files are gone. A place that may not be read says nothing.
-    """
+    """Refuses a job whose data is gone from the Hub, or is no longer whole: it would end in its first minute too. A
+    place that may not be read says nothing."""
     data = cloud.record.data
     if data is None:
         return
@@ -239,12 +225,7 @@ def _remaining(ended: Snapshot, flavor: str) -> Need:
 
 
 def _check_flavor(ended: Snapshot, flavor: str | None) -> None:
-    """Refuses a flavor that does not exist, and the same flavor after memory ran out.
-
-    Raises:
-        DecisionNeeded: another flavor must be named.
-        UsageError: there is no such flavor.
-    """
+    """Refuses a flavor that does not exist, and the same flavor after memory ran out."""
     story, cloud = ended.story, ended.cloud
     offered = flavors.current(live=False)[0]
     if story is not None and story.remedy in ("gpu", "ram") and flavor is None:

@@ -128,11 +128,7 @@ def _all_places(target: str | None, scope: str | None) -> Iterator[Path]:
 
 
 def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
-    """The folder of the skill, and the place for a link to it.
-
-    Raises:
-        UsageError: `target` is neither a known word nor a folder, or a folder and a scope.
-    """
+    """The folder of the skill, and the place for a link to it."""
     root = Path.home() if scope == "global" else Path.cwd()
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or root / ".claude") if scope == "global" else root / ".claude"
     if target == "agents":

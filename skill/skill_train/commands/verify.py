@@ -100,11 +100,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
 
 
 def _record_beside(ggufs: tuple[Path, ...]) -> Path:
-    """The file for the proof of these files, beside the first.
-
-    Raises:
-        UsageError: there is the proof of another file, which would be lost.
-    """
+    """The file for the proof of these files, beside the first."""
     record, proof = ggufs[0].parent / "verify.json", None
     if record.is_file():
         with contextlib.suppress(UsageError):  # no proof: the step says so

@@ -16,11 +16,7 @@ _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for 
 
 def require_room_for_torch() -> None:
     """Refuses a limit that is too low for torch. Call before importing torch, here or in a process that inherits the
-    limit.
-
-    Raises:
-        DecisionNeeded: the limit leaves too little address space.
-    """
+    limit."""
     free = None if "torch" in sys.modules else _free_bytes()
     need = None if free is None else _needed_bytes()
     if free is None or need is None or free >= need:

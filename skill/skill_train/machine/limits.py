@@ -8,11 +8,7 @@ from skill_train.machine.read import available_memory_bytes
 
 
 def require_memory(need_bytes: int, purpose: str) -> None:
-    """Requires this much available memory. Does nothing if the system does not report it.
-
-    Raises:
-        DecisionNeeded: less than `need_bytes` is available.
-    """
+    """Requires this much available memory. Does nothing if the system does not report it."""
     have = available_memory_bytes()
     if have is not None and have < need_bytes:
         raise DecisionNeeded(
