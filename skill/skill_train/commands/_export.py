@@ -139,11 +139,8 @@ class MatrixOrder:
 
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
-    """Refuses what needs the rows of a run, and a file that is not an importance matrix, before anything is made.
-
-    Args:
-        mix: a mix of types is wanted too.
-    """
+    """Refuses what needs the rows of a run, such as a mix of types, and a file that is not an importance matrix, before
+    anything is made."""
     if order.run is None and (order.choice == AUTO or mix):
         raise UsageError(
             f"{'--quant' if mix else '--imatrix'} auto measures on the rows of a run, and this is a model folder",

@@ -77,11 +77,7 @@ class DeviceQuestion:
 def device_question(
     options: DeviceOptions, model: ModelFacts, here: MachineFacts, *, max_kl: float | None = None
 ) -> DeviceQuestion | None:
-    """The device that the options describe; None when they describe none.
-
-    Args:
-        here: this machine, which is meant by `--for here`.
-    """
+    """The device that the options describe; None when they describe none. `--for here` means the machine `here`."""
     if options.for_device is None and options.memory is None and options.bandwidth is None:
         limits = (
             ("--context", options.context),
@@ -117,11 +113,8 @@ def candidates_of(quant: str) -> list[str]:
 
 
 def with_i_quants(question: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> DeviceQuestion:
-    """The question with the i-quants to try beside `CANDIDATES`, and a sentence about them.
-
-    Args:
-        matrix: there is an importance matrix, or one can be made.
-    """
+    """The question with the i-quants to try beside `CANDIDATES`, and a sentence about them. They need an importance
+    matrix: `matrix` says whether one is there or can be made."""
     tried, why = list[str](), "not tried without an importance matrix"
     if matrix:
         k_quants, i_quants = (

@@ -58,11 +58,7 @@ def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile |
 
 
 def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQuestion | None:
-    """The device that the files are for; None for none.
-
-    Args:
-        matrix: there is an importance matrix, or one can be made.
-    """
+    """The device that the files are for; None for none. `matrix` as in `with_i_quants`."""
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model
 

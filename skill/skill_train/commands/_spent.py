@@ -45,14 +45,8 @@ def spent_by_jobs(
 def require_as_asked(
     console: Console, word: str, record: CloudRecord, job: CloudJob, *, max_cost: float | None, timeout: int | None
 ) -> None:
-    """Warns if a running job has another timeout than the requested one, which it keeps.
-
-    Args:
-        word: the run, as a command names it.
-        record: that of the run.
-
-    Raises:
-        DecisionNeeded: with the jobs of its plan before it, it may cost more than `max_cost`, or nobody knows what.
+    """Warns if a running job has another timeout than the requested one, which it keeps. Refuses one that may cost more
+    than `max_cost` with the jobs of its plan before it, or whose cost nobody knows. A command names the run by `word`.
     """
     spent = 0.0
     if max_cost is not None:

@@ -38,11 +38,7 @@ _AT_START = "(made at the start)"
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings of the checks.
-
-    Attributes:
-        unchecked: what the Hub did not answer; only a dry run goes on then.
-    """
+    """The findings of the checks. Only a dry run goes on with something `unchecked`, which the Hub did not answer."""
 
     order: Order
     budget: Budget

@@ -265,11 +265,7 @@ def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | 
 
 
 def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Result:
-    """Converts, quantizes, and writes the Modelfile.
-
-    Args:
-        ready: a converter that waits for its model.
-    """
+    """Converts, quantizes, and writes the Modelfile. `ready` is a converter that waits for its model."""
     from skill_train.gguf import convert, ollama_modelfile
 
     converted, tokenizer, projected = _convert(console, task, tools, ready)

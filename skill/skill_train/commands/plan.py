@@ -291,11 +291,8 @@ def _reasons(plan: Plan) -> list[Reason]:
 
 
 def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed | None = None) -> None:
-    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file.
-
-    Args:
-        actual: of a finished run.
-    """
+    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file; for a
+    finished run also its `actual` figures."""
     where = plan.where + (f" ({plan.flavor})" if plan.flavor else "")
     rules = rich_table(title=clean(f"train: {where}"))
     rules.add_column("rule", no_wrap=True)

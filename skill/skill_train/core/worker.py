@@ -118,11 +118,8 @@ def file_of(job: object) -> str:
 
 
 def ended_without_result(module: str, code: int, log: str, file: str) -> DecisionNeeded | NativeCrash | Interrupted:
-    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result.
-
-    Args:
-        file: the GGUF file that it was about; empty for none.
-    """
+    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result. `file` is the GGUF
+    file that it was about, or empty."""
     if code == -signal.SIGKILL or died_of_memory(log):  # glibc ends with exit 127 then
         return _no_memory(module, code, log)
     if -code in _FROM_OUTSIDE:

@@ -67,11 +67,8 @@ class DetectedFormat(NamedTuple):
 
 
 def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
-    """The first format whose columns this row has.
-
-    Args:
-        pictures: the model reads them, so a column of them is one of the format's.
-    """
+    """The first format whose columns this row has. With `pictures` the model reads them, and so a column of them is one
+    of the format's."""
     for name in COLUMNS:
         columns = match(name, row, pictures=pictures) if name not in ASKED_FOR else None
         if columns is not None:

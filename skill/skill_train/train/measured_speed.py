@@ -60,13 +60,8 @@ class _Cache(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag=
 
 
 def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
-    """Stores the speed of a run. None if the run was too short, or much shorter than the run in the cache.
-
-    Args:
-        plan: of the run.
-        lines: of its `metrics.jsonl`.
-        finished_at: when it ended; shown to the reader.
-    """
+    """Stores the speed of a run, from the lines of its `metrics.jsonl`. None if the run was too short, or much shorter
+    than the run in the cache."""
     settled = [line for last, line in pairwise(lines) if line.seconds and line.tokens and line.start == last.start]
     model, machine = plan.facts.model, plan.facts.machine
     if len(lines) < _LEAST_STEPS or not settled or plan.placement.num_processes > 1:
@@ -130,8 +125,7 @@ def read_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, steps
     from outside whether the GPU computed or waited for launches: taken for computing, those of 512 tokens a row made
     four times as many tokens up to ten times as long as they are (bench/estimates). So computing took between what it
     takes at the fastest and at the slowest that is published, unless the whole is longer than that allows. Empty
-    without a GPU's peak.
-    """
+    without a GPU's peak."""
     flops = [count * (micro_step_flops(model, step) or 0) for count, step in steps]
     each = [gpu_seconds(model, step, machine, all_of) for all_of, (_, step) in zip(flops, steps, strict=True)]
     computing = sum(one or 0 for one in each)
