@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from skill_train.cloud import bucket, failure_reason, find_run, poll
@@ -133,8 +133,9 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
     )
 
 
-def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
-    """The job after its end, or after the time limit. Reports each new stage, and a long queue once."""
+def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> CloudRun:
+    """The run after the end of its job, which is recorded, or after the time limit. Reports each new stage, and a long
+    queue once."""
     stage, queue_reported = "", False
 
     def on_job(job: Job) -> None:
@@ -149,7 +150,8 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
 
     with waiting.for_hours():
         ended = poll.until_end(cloud.record, cloud.now.id, seconds=seconds, on_job=on_job)
-    return ended or find_run.deleted_job(cloud.record, cloud.job)
+    now = ended or find_run.deleted_job(cloud.record, cloud.job)
+    return find_run.with_recorded_end(replace(cloud, now=now))
 
 
 def _long_wait_text(job: Job) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import click
@@ -17,7 +16,6 @@ from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub import jobs
-from skill_train.hub.jobs import Job
 
 CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 
@@ -38,7 +36,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
     cloud = find_run.find(options.run)
     was_live = cloud.now.live
     if was_live:
-        cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
+        cloud = _cancelled(cloud, console)
     now = cloud.now
     if now.live:
         raise Temporary(
@@ -74,8 +72,8 @@ def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
         return None, True
 
 
-def _cancelled(cloud: CloudRun, console: Console) -> Job:
-    """The job after the request to cancel it. A job that ends by itself in the meantime is accepted too."""
+def _cancelled(cloud: CloudRun, console: Console) -> CloudRun:
+    """The run after the request to cancel its job. A job that ends by itself in the meantime is accepted too."""
 
     def tell() -> None:
         try:

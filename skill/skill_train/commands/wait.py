@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ def wait(options: WaitOptions, console: Console) -> Result:
         cloud = find_run.find(options.run)
         if cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
-            cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
+            cloud = until_end(cloud, console, seconds)
         state = snapshot(cloud, console, in_time=timeout is not None and cloud.now.live)
     return state_result(state.data(), state.next(), _wait_error(state, timeout))
 
