@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from skill_train.cloud import find_run
+from skill_train.cloud import find_run, rehearse, stage_data
 from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.submit import Order, Sent
 from skill_train.commands import _submit_answer, _submit_elsewhere
+from skill_train.commands._drawing import draw_lines
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
-from skill_train.commands._planning import require_no_blockers
+from skill_train.commands._planning import plan_with_files, require_no_blockers, require_room
 from skill_train.commands._spent import require_as_asked
 from skill_train.commands._submit_answer import account_of, budget_of, check_order
-from skill_train.commands._submit_plan import SubmitOptions, cloud_plan, order_elsewhere, order_of, run_dir_of
-from skill_train.commands._submit_rehearsal import rehearsed
+from skill_train.commands._submit_plan import (
+    SubmitOptions,
+    cloud_plan,
+    command_of,
+    order_elsewhere,
+    order_of,
+    recipe_of,
+    run_dir_of,
+    with_repository,
+)
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded, quoted
 from skill_train.hub import flavors
 from skill_train.hub.jobs import LIVE
 from skill_train.plan.file import require_own_folder
+from skill_train.plan.placement import HERE
+from skill_train.recipe.fields import Recipe
 from skill_train.run import cloud_record
 from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Plan
 
 
 @command(
@@ -80,7 +95,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     plan = cloud_plan(console, options)
     require_no_blockers(plan)
     if options.rehearse:
-        return rehearsed(console, options, plan)
+        return _rehearsed(console, options, plan)
     run = RunDir(run_dir_of(options, plan))
     if not cloud_record.record_path(run).is_file():
         require_own_folder(run, plan)
@@ -129,3 +144,42 @@ def _job_answer(
         hint=answer.next[0],
     )
     return answer
+
+
+def _rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
+    """Runs two steps of the job on this machine. Nothing is sent."""
+    plan = with_repository(plan, options, options.namespace or "me")
+    here = _plan_here(console, recipe_of(plan, max_steps=rehearse.STEPS))
+    for part in ("device", "dtype", "num_processes"):
+        console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(plan.placement, part)} in the job")
+    staged = stage_data.stage_plan(plan)
+    order = Order(plan, "me", None, staged, None)
+    spec = _submit_answer.specification(RunDir(run_dir_of(options, plan)), order, "rehearsal")
+    figures, record = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
+    failure, verdict = smoke_failure(RunDir(Path()), record), record.verdict
+    if failure is not None:
+        failure.hint = "change the recipe: the job would train in the same way"
+    differences = rehearse.differences(plan, here)
+    data = {"verdict": verdict, **figures, "not_rehearsed": differences}
+    lines = [
+        f"rehearsal: {verdict}, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept",
+        *(f"not rehearsed: {text}" for text in differences),
+    ]
+    again = [] if failure else [command_of(options, rehearse=False)]
+    return Result(data, human=lambda rich: draw_lines(rich, lines), quiet=verdict, next=again, error=failure)
+
+
+def _plan_here(console: Console, recipe: Recipe) -> Plan:
+    """A plan of the same recipe for this machine."""
+    try:
+        here = plan_with_files(console, recipe, HERE)
+        require_room(console, here, Path(), force=False)
+    except DecisionNeeded as error:
+        raise DecisionNeeded(
+            f"the run cannot be rehearsed on this machine: {error.message}",
+            code="cannot_rehearse",
+            expected=error.expected,
+            got=error.got,
+            hint="use --dry-run instead of --rehearse, which checks everything except the training",
+        ) from None
+    return here
