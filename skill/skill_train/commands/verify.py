@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -23,9 +23,12 @@ from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
-from skill_train.run.train_record import TrainedData, TrainRecord, is_asked_bare, system_of, way_back
+from skill_train.run.train_record import TrainedData, TrainRecord, is_asked_bare, read_rows, system_of, way_back
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.check import first_few
+
+if TYPE_CHECKING:
+    from skill_train.verify.step import PictureContext, VerifyRequest
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,14 @@ def verify(options: VerifyOptions, console: Console) -> Result:
             expected="skill-train verify RUN, or --reference and --gguf",
             hint="skill-train verify --help",
         )
-    from skill_train.verify.step import PictureContext
+    from skill_train.verify.step import PictureContext, VerifyRequest
 
     reference, base = base_folder(options.reference), base_folder(options.base) if options.base else None
     if base is not None:
         from skill_train.merge.named_base import require_base_of
 
         require_base_of(reference, merge_record_of(reference), base, console.warn)
-    return _verify(
-        console,
+    request = VerifyRequest(
         reference=reference,
         adapter=None,
         base=base,
@@ -93,10 +95,10 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         held_out=[],
         record=options.out or _record_beside(options.gguf),
         tokens=options.tokens,
-        following=[],
         pictures=PictureContext({"model": str(reference), "revision": None}, images=Path()),
         engines=options.engine,
     )
+    return _verify(console, request, [])
 
 
 def _record_beside(ggufs: tuple[Path, ...]) -> Path:
@@ -122,7 +124,7 @@ def verify_run(
     console: Console, run: RunDir, tokens: int | None, out: Path | None = None, engines: tuple[str, ...] = ()
 ) -> Result:
     """Verifies every GGUF file of a run against base + adapter, or against the fully trained model."""
-    from skill_train.run.train_record import read_rows
+    from skill_train.verify.step import VerifyRequest
 
     with locked(run, "verify"):
         training = trained(run)
@@ -143,9 +145,7 @@ def verify_run(
         if run.samples.is_file():
             require_samples(samples, run.path, training.data.train_rows)
         steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
-        result = _verify(
-            console,
-            following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
+        request = VerifyRequest(
             reference=run.merged if run.is_full else base,
             adapter=None if run.is_full else run.adapter,
             base=base,
@@ -159,6 +159,8 @@ def verify_run(
             pictures=_pictures(run),
             engines=engines,
         )
+        following = [f"skill-train {step} {quoted(run.path)}" for step in steps]
+        result = _verify(console, request, following)
         _warn_of_modelfile(console, run, training)
         return result
 
@@ -192,7 +194,7 @@ def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> 
         console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 
 
-def _pictures(run: RunDir) -> Any:
+def _pictures(run: RunDir) -> PictureContext | None:
     """What the projector of a vision model is judged by; None for a run of text."""
     from skill_train.evaluate.pictures import pictures_of_run
     from skill_train.verify.step import PictureContext
@@ -208,15 +210,15 @@ def _pictures(run: RunDir) -> Any:
     )
 
 
-def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
-    from skill_train.verify.step import VerifyRequest, verify
+def _verify(console: Console, request: VerifyRequest, following: list[str]) -> Result:
+    from skill_train.verify.step import verify
 
-    file: Path = arguments["record"]
+    file = request.record
     if file.is_dir():
         hint = f"--out {quoted(file / 'verify.json')}"
         raise UsageError(f"{file} is a folder", code="bad_usage", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
-        result = verify(VerifyRequest(**arguments), progress=progress, warn=console.warn)
+        result = verify(request, progress=progress, warn=console.warn)
     proof = result.record
     order = {"fail": 0, "warn": 1, "pass": 2}
     checks = sorted(proof.checks, key=lambda check: order[check.verdict])
@@ -232,7 +234,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
     for check in checks:
         if check.verdict == "warn":
             console.warn("verdict_warn", f"{check.file}: {check.name}: {check.detail}")
-    if arguments["base"] is None:
+    if request.base is None:
         console.warn("no_base", "without --base, `verify` may not notice that a coarse type has lost a small fine-tune")
     return Result(
         data,
