@@ -168,7 +168,7 @@ def read(path: Path) -> dict[str, object]:
             hint=run if (path / "recipe.yaml").is_file() else "skill-train local --model MODEL --data DATA",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
-        raise bad_recipe(f"{path} is not YAML: {_one_line(error)}", hint=_WRITE) from None
+        raise bad_recipe(f"{path} is not YAML: {' '.join(str(error).split())[:300]}", hint=_WRITE) from None
     if not isinstance(document, dict):
         raise bad_recipe(f"{path} is not a recipe", expected="model: …\ndata: …", hint=_WRITE)
     return {
@@ -235,37 +235,33 @@ def _typed(key: str, value: Any) -> Any:
     if key == "target_modules" and value == ALL_LINEAR[0]:
         return ALL_LINEAR
     type_name = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
-    if type_name in ("float", "int") and not isinstance(value, bool):
-        number = _number(value)
-        if number is not None and (type_name == "float" or number == int(number)):
-            return number if type_name == "float" else int(number)
+    number = _number(value) if type_name in ("float", "int") else None
+    too_large = number is not None and not abs(number) < 1e18  # or not a number at all
+    if number is not None and not too_large and not isinstance(value, bool):
+        if type_name == "float":
+            return number
+        if number == int(number):
+            return int(number)
     kinds = {"str": str, "bool": bool, "list[str]": list, "dict[str, str]": dict}
     kind = kinds.get(type_name)
     if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
         return value
     raise bad_recipe(
         f"{key} has the wrong type",
-        expected=f"{type_name}, finite and below 1e18"
-        if type_name in ("float", "int") and _is_beyond(value)
-        else type_name,
+        expected=f"{type_name}, finite and below 1e18" if too_large else type_name,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
         hint="references/recipe.md lists the type of each key",
     )
 
 
 def _number(value: Any) -> float | None:
+    """The value as a number, infinite where it is larger than any; None where it is none."""
     try:
-        number = float(value) if isinstance(value, (int, float, str)) else None
-    except (ValueError, OverflowError):
+        return float(value) if isinstance(value, (int, float, str)) else None
+    except OverflowError:
+        return _ANY
+    except ValueError:
         return None
-    return number if number is not None and abs(number) < 1e18 else None
-
-
-def _is_beyond(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float, str)) and not abs(float(value)) < 1e18
-    except (ValueError, OverflowError) as error:
-        return isinstance(error, OverflowError)
 
 
 def _items(value: Any) -> list[Any]:
@@ -390,7 +386,3 @@ def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> No
             got=str(value),
             hint=f"remove {key} to use {'the default' if FIELDS[key].default is None else FIELDS[key].default}",
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
