@@ -110,8 +110,7 @@ def warn_of_proof(console: Console, choice: Chosen) -> None:
 
 def projector_of(run: RunDir) -> Path | None:
     """The file that reads pictures for the GGUF files of a run; None where none was exported."""
-    record = run.record("mmproj")
-    outputs = [run.path / name for name in export_record.read(record).outputs] if record.is_file() else []
+    outputs = (run.path / name for name in export_record.outputs(run.path, "mmproj"))
     return next((path for path in outputs if path.is_file()), None)
 
 

@@ -78,8 +78,7 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
     types, mix = export.to_quantize(source), export.mix
     if not types:
         return None
-    record = export.records / "quantize.json"
-    outputs = export_record.read(record).outputs if record.is_file() else {}
+    outputs = export_record.outputs(export.records, "quantize")
     here = {entry["quant"] for name, entry in outputs.items() if (export.records / name).is_file()}
     pending = [kind for kind in types if kind not in here]
     replayed = mix if isinstance(mix, MixFile) and mix.name in pending else None
@@ -101,7 +100,7 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
             quantize.QuantizeRequest(
                 source=source,
                 out=export.out,
-                record=record,
+                record=export.records / "quantize.json",
                 name=export.name,
                 quants=[kind for kind in types if kind not in mixes and kind not in left_out],
                 matrix=matrix,

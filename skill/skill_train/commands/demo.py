@@ -116,14 +116,10 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     merged = merge_run(console, run).record
     matrix = NONE if method == "vision" else None  # all of its rows have pictures, of which there is no matrix
     export_gguf.export_run(console, run, export_gguf.ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
-    exported = {name: file for step in ("convert", "quantize") for name, file in _outputs(run, step).items()}
-    projector = _outputs(run, "mmproj") if method == "vision" else {}
+    exported = export_record.outputs(run.path, "convert", "quantize")
+    projector = export_record.outputs(run.path, "mmproj") if method == "vision" else {}
     verify.verify_run(console, run, 2048)
     return _Chain(trained, merged, exported, projector, verify_record.read(run.record("verify")))
-
-
-def _outputs(run: RunDir, step: str) -> dict[str, ExportedFile]:
-    return export_record.read(run.record(step)).outputs
 
 
 def _inputs(run: RunDir) -> dict[str, FileDigest]:

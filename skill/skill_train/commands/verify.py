@@ -182,8 +182,7 @@ def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> 
     file, recipe, ggufs = run.gguf / "Modelfile", plan_record.read(run.plan).recipe, run.ggufs
     if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
         return
-    named, record = run.gguf / (model_of(file) or ""), run.record("mmproj")
-    projectors = export_record.read(record).outputs if record.is_file() else {}
+    named, projectors = run.gguf / (model_of(file) or ""), export_record.outputs(run.path, "mmproj")
     parameters, _ = parameters_of(
         run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format), system=system_of(run.path)
     )

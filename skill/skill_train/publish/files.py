@@ -124,8 +124,7 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
 
 def projectors_of(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
     """The GGUF files that read pictures for the language models, by their names in the repository."""
-    record = run.record("mmproj")
-    exported = {run.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
+    exported = {run.path / name for name in export_record.outputs(run.path, "mmproj")}
     return {file.path: file.source for file in files if file.source in exported}
 
 

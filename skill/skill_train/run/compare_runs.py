@@ -125,14 +125,14 @@ def read_run(run: RunDir) -> ComparedRun:
     Raises:
         UsageError: one is not as its step wrote it.
     """
-    train, quantize = run.record("train"), run.record("quantize")
+    train = run.record("train")
     return ComparedRun(
         plan=plan_record.read(run.plan),
         environment=train_record.read_environment(run.record("environment")),
         train=train_record.read(train) if train.is_file() else None,
         metrics=train_record.read_steps(run.metrics),
         samples=train_record.read_fed_rows(run.samples),
-        quantized=list(export_record.read(quantize).outputs.values()) if quantize.is_file() else [],
+        quantized=list(export_record.outputs(run.path, "quantize").values()),
     )
 
 

@@ -193,7 +193,7 @@ def exported_file(file: Path, quant: str) -> ExportedFile:
     return {"bytes": digest["bytes"], "sha256": digest["sha256"], "quant": quant}
 
 
-def outputs(run: Path) -> dict[str, ExportedFile]:
-    """Every file that the records in a folder name, by its name there."""
-    files = [run / f"{step}.json" for step in ("convert", "quantize", "mmproj", "lora_gguf")]
+def outputs(run: Path, *steps: str) -> dict[str, ExportedFile]:
+    """Every file that the records of these steps, or of all of them, name in a folder, by its name there."""
+    files = [run / f"{step}.json" for step in steps or ("convert", "quantize", "mmproj", "lora_gguf")]
     return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}

@@ -120,8 +120,7 @@ class RunDir:
     def ggufs(self) -> list[Path]:
         """The GGUF files that hold a whole language model: not an adapter's or a projector's own, which their records
         name. A projector that no record names is told by its header."""
-        records = [self.record(step) for step in ("lora_gguf", "mmproj")]
-        others = {self.path / name for file in records if file.is_file() for name in export_record.read(file).outputs}
+        others = {self.path / name for name in export_record.outputs(self.path, "lora_gguf", "mmproj")}
         return sorted(path for path in self.gguf.glob("*.gguf") if path not in others and not _is_projector(path))
 
     @property
