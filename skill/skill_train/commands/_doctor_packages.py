@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from skill_train.run.folder import installed
+
 _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -105,14 +107,6 @@ def _package(line: str) -> Package:
     name = re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
     extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
     return Package(name, requirement[len(name) :].strip(), extra[1] if extra else "base", installed(name))
-
-
-def installed(name: str) -> str | None:
-    """The version of a distribution; None if it is missing."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _release(version: str) -> tuple[int, ...]:

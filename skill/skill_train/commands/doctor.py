@@ -24,6 +24,7 @@ from skill_train.hub.account import Account
 from skill_train.machine.probe import this_machine
 from skill_train.machine.read import cache_dir, read_machine
 from skill_train.machine.torch_worker import TorchAnswer
+from skill_train.run.folder import installed
 
 if TYPE_CHECKING:
     from skill_train.commands._doctor_self_test import SelfTest
@@ -79,8 +80,8 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
 
     probe = this_machine()
     facts = read_machine(probe)
-    has_torch, has_llama_cpp = (_doctor_packages.installed(name) is not None for name in ("torch", "llama-cpp-python"))
-    has_hub = _doctor_packages.installed("huggingface-hub") is not None
+    names = ("torch", "llama-cpp-python", "huggingface-hub")
+    has_torch, has_llama_cpp, has_hub = (installed(name) is not None for name in names)
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
         pending = beside.submit(hub_account.account) if has_hub else None

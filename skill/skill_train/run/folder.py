@@ -206,15 +206,17 @@ def renamed_aside(result: Path) -> Path:
 
 def versions(*packages: str) -> dict[str, str | None]:
     """Installed versions by distribution name, and that of Python; None for a package that is not installed."""
+    return {"python": sys.version.split()[0], **{name: installed(name) for name in ("skill-train", *packages)}}
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution; None if it is missing."""
     from importlib import metadata
 
-    installed: dict[str, str | None] = {"python": sys.version.split()[0]}
-    for package in ("skill-train", *packages):
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = None
-    return installed
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def require_no_run(folder: Path, otherwise: str) -> None:
