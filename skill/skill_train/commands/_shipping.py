@@ -66,30 +66,30 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
     device_options = options if options.is_for_device else dataclasses.replace(options, max_size=None)
     facts = read_model(model, weights_needed=False)
     question = device_question(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
-    usual = question is not None and options.quant is None and options.mix is None
-    return with_i_quants(question, facts, matrix=matrix) if question is not None and usual else question
+    if question is None or options.quant is not None or options.mix is not None:
+        return question
+    return with_i_quants(question, facts, matrix=matrix)
 
 
 def shipped(
-    export: Export,
-    question: DeviceQuestion,
-    files: list[ListedFile],
-    source: Path,
-    projector_bytes: int,
-    console: Console,
-) -> tuple[DeviceAnswer, DecisionNeeded | None]:
-    """What is said of each file on the device, and the error where none fits.
+    export: Export, outputs: list[ListedFile], source: Path, projector: ListedFile | None, console: Console
+) -> tuple[DeviceAnswer | None, DecisionNeeded | None]:
+    """What is said on the device of each file that was asked for, and the error where none fits; None without a device.
 
     Args:
-        files: those that were asked for, each made of `source`.
-        projector_bytes: of the second file of a vision model, 0 where there is none.
+        outputs: the files, each made of `source`.
+        projector: the second file of a vision model; None where there is none.
     """
     from skill_train.model.folder import read_model
 
+    question = export.question
+    if question is None:
+        return None, None
+    files = [file for file in outputs if file["quant"] in export.types]
     model, measured = read_model(export.model, weights_needed=False), _measured(export.run, source, files, console)
     candidates = []
     for file in files:
-        sizes = _sizes(file, projector_bytes)
+        sizes = _sizes(file, projector["bytes"] if projector else 0)
         candidate = exported_file(model, question.target, file["quant"], question.context, sizes)
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])

@@ -281,11 +281,7 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     # A converter whose command was killed may have begun its part after the next command looked.
     for output in [*outputs, *([projector] if projector else [])]:
         remove_leftovers(Path(output["path"]))
-    answer, nothing_fits = None, None
-    if task.question is not None:
-        files = [file for file in outputs if file["quant"] in task.types]
-        beside_each = projector["bytes"] if projector else 0
-        answer, nothing_fits = shipped(task, task.question, files, source, beside_each, console)
+    answer, nothing_fits = shipped(task, outputs, source, projector, console)
     modelfile = task.out / "Modelfile"
     before = model_of(modelfile)
     best = answer["recommended"] if answer else None
