@@ -187,9 +187,6 @@ def _ends(value: Range | None, digits: int | None = None) -> list[float] | None:
     return None if value is None else [round(value.low, digits), round(value.high, digits)]
 
 
-# --- The drawing ---
-
-
 def draw_answer(rich: Any, answer: DeviceAnswer) -> None:
     """A row a file, then the one to ship, and where the figures of the device come from."""
     title = f"on {answer['device']}, with {answer['context']} tokens of context"

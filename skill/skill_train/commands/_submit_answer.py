@@ -285,9 +285,6 @@ def _next(run: RunDir, sent: Sent) -> list[str]:
     return [f"skill-train {word.format(name)}" for word in words]
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, data: JobShown) -> None:
     cost = data["cost_usd"]
     low, high = cost["low"], cost["high"]

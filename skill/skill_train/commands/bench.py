@@ -182,9 +182,6 @@ def _phase(timing: Timing, result: SpeedResult) -> Phase:
     }
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, measured: list[BenchedFile], chip: str) -> None:
     table = rich_table("file", "size", "on", "reads, tokens/s", "writes, tokens/s")
     for file in measured:

@@ -288,9 +288,6 @@ def _content(text: str | None, images: int, pictured: bool) -> Any:
     return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
 
 
-# --- The drawing ---
-
-
 def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
     """What one model said. `prompt_ids_equal`: llama.cpp read the very ids that the model's tokenizer makes; None where
     nobody knows those."""

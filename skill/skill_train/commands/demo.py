@@ -212,9 +212,6 @@ def _missed(table: list[Stage], run: RunDir) -> VerificationFailed | None:
     )
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, table: list[Stage], projector: dict[str, ExportedFile]) -> None:
     draw_stages(rich, table)
     for path, file in projector.items():

@@ -116,9 +116,6 @@ def _opened(path: Path) -> RunDir:
     return open_run(path)
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, comparison: Comparison) -> None:
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {comparison.verdict}")
     recipe, placement, losses = comparison.recipe, comparison.placement, comparison.losses

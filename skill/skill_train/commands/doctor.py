@@ -187,9 +187,6 @@ def _require(requirements: dict[str, list[Package]]) -> None:
         )
 
 
-# --- The drawing ---
-
-
 def _draw(
     rich: Any,
     title: str,

@@ -268,9 +268,6 @@ def _data(run: RunDir, shown: Evaluation, *, reused: bool) -> dict[str, object]:
     }
 
 
-# --- The drawing ---
-
-
 def draw_evaluation(rich: Any, shown: Evaluation) -> None:
     summary = f"{shown.rows} held-out rows, {shown.answer_tokens:,} trained tokens, {shown.asked} questions"
     draw_text(rich, summary)

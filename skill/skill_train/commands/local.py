@@ -269,9 +269,6 @@ def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: f
     )
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, record: TrainRecord) -> None:
     draw_checks(rich, f"smoke test: {record.verdict}", record.checks)
     if record.example is not None:

@@ -287,9 +287,6 @@ def _reasons(plan: Plan) -> list[Reason]:
     return [reason for reason in plan.reasons if reason not in plan.launch.reasons]
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed | None = None) -> None:
     """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file; for a
     finished run also its `actual` figures."""

@@ -262,9 +262,6 @@ def _not_proven(failed: list[Check], record: Path) -> VerificationFailed:
     )
 
 
-# --- The drawing ---
-
-
 def _draw(rich: Any, proof: Proof) -> None:
     table = folding_table("file", "check", "verdict", "figure", "threshold", title=f"proof: {proof.verdict}")
     for check in proof.checks:
