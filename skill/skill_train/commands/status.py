@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -54,7 +55,7 @@ def status(options: StatusOptions, console: Console) -> Result:
     """
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
-        return console.watch(_local_state(here), pause_seconds=_HERE_SECONDS)
+        return console.watch(partial(_local_state, here), pause_seconds=_HERE_SECONDS)
     return console.watch(_job_state(find_run.find(options.run), console), pause_seconds=_JOB_SECONDS)
 
 
@@ -71,15 +72,12 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
     return state_now
 
 
-def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
-    def state_now() -> tuple[Result, bool]:
-        data = _state_of(run)
-        words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
-        following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
-        failed = data["stage"] == "COMPLETED" and data["why"]
-        return state_result(data, [] if failed else [following]), data["stage"] == "RUNNING"
-
-    return state_now
+def _local_state(run: RunDir) -> tuple[Result, bool]:
+    data = _state_of(run)
+    words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
+    following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
+    failed = data["stage"] == "COMPLETED" and data["why"]
+    return state_result(data, [] if failed else [following]), data["stage"] == "RUNNING"
 
 
 def _state_of(run: RunDir) -> State:
