@@ -137,13 +137,9 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainReco
             console.warn("kept_plan", f"the run started with {key} {had} and keeps it; {value} is ignored")
     epochs = _epochs(plan, record)
     if epochs > 1 and (_steps_were_set(plan) or 10 * (record.data.skipped_rows or 0) > record.data.rows):
-        rows, steps = record.data.train_rows, record.steps
-        console.warn("epochs", f"{steps} steps are {_count(epochs)} epochs of the {rows} rows, so rows are repeated")
+        rows, times = record.data.train_rows, f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
+        console.warn("epochs", f"{record.steps} steps are {times} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record)
-
-
-def _count(epochs: float) -> str:
-    return f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
 
 
 def _run_at(path: Path) -> RunDir:
