@@ -44,15 +44,7 @@ _TELLING = 3  # a word with fewer letters could be the start of too many choices
 
 
 class SkillTrainError(Exception):
-    """Base of all errors that are meant for the user.
-
-    Args:
-        message: what is wrong, and with which value.
-        code: a stable word for programs, such as `bad_row`.
-        expected: the value that would have been right.
-        got: the actual value.
-        hint: the next command, or the change that would help.
-    """
+    """Base of all errors that are meant for the user. `code` is a stable word for programs, such as `bad_row`."""
 
     exit_code = 1
 
