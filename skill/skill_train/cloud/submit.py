@@ -15,13 +15,12 @@ from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.stage_data import Staged
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, UsageError, quoted
-from skill_train.core.files import write_text
 from skill_train.core.resources import train_program
 from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.client import patiently
 from skill_train.hub.jobs import LIVE, Job
-from skill_train.recipe.fields import to_yaml
+from skill_train.plan.file import write_plan
 from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
@@ -114,8 +113,7 @@ def submit(run: RunDir, order: Order, *, force_new: bool) -> Sent:
         if sent is not None:
             return sent
         record = _new_record(run, order)
-        plan_record.write(run.plan, order.plan)
-        write_text(run.recipe, to_yaml(order.plan.recipe_file()))
+        write_plan(run, order.plan)
         cloud_record.write(run, record)
         if order.staged is not None:
             data = upload(order.staged, order.namespace, order.data_repo)
@@ -259,8 +257,7 @@ def _adopt(run: RunDir, order: Order, job: Job) -> Sent:
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
-    plan_record.write(run.plan, plan)
-    write_text(run.recipe, to_yaml(plan.recipe_file()))
+    write_plan(run, plan)
     return Sent(start_once.record_started(run, record, new_job, job), job.stage, reused=True)
 
 

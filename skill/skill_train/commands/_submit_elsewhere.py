@@ -18,10 +18,9 @@ from skill_train.commands._options import option_of
 from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
-from skill_train.core.files import write_text
 from skill_train.facts import Flavor
 from skill_train.hub import account, flavors
-from skill_train.recipe.fields import to_yaml
+from skill_train.plan.file import write_plan
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import packages
@@ -209,8 +208,7 @@ def _keep_plan(run: RunDir, plan: Plan) -> None:
         )
     same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(plan)
     if not same or not run.recipe.is_file():
-        plan_record.write(run.plan, plan)  # first: a recipe without a plan is the user's
-        write_text(run.recipe, to_yaml(plan.recipe_file()))
+        write_plan(run, plan)
 
 
 def _run_id(order: Order) -> str:

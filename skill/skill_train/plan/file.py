@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skill_train.core.errors import UsageError, quoted
+from skill_train.core.files import write_text
 from skill_train.data import scan
 from skill_train.machine import read
 from skill_train.model import folder as model
@@ -30,6 +31,12 @@ def is_plan(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("schema") == plan_record.SCHEMA
+
+
+def write_plan(run: RunDir, plan: Plan) -> None:
+    """Writes the plan and the recipe of a run; the plan first, because a recipe without a plan is the user's."""
+    plan_record.write(run.plan, plan)
+    write_text(run.recipe, fields.to_yaml(plan.recipe_file()))
 
 
 def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = "local") -> Plan:

@@ -33,14 +33,14 @@ from skill_train.core.errors import (
     from_exit_code,
     quoted,
 )
-from skill_train.core.files import write_json, write_text
+from skill_train.core.files import write_json
 from skill_train.core.memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.machine.address_space import require_room_for_torch
-from skill_train.plan.file import require_own_folder
+from skill_train.plan.file import require_own_folder, write_plan
 from skill_train.program import plan as program_plan
 from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals
 from skill_train.program.plan import (
@@ -51,7 +51,6 @@ from skill_train.program.plan import (
     second_try_message,
     smaller_plan,
 )
-from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
 from skill_train.run.folder import RunDir, StepResult
@@ -88,8 +87,7 @@ def train(
             forget(run, there)
             raise
         if not has_begun(run):
-            plan_record.write(run.plan, plan)  # first: a recipe without a plan is the user's
-            write_text(run.recipe, to_yaml(plan.recipe_file()))
+            write_plan(run, plan)
         try:
             _run_until_it_fits(run, lock, resume=resume, progress=progress, say=say)
         except (UsageError, NotInstalled):
