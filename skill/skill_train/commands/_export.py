@@ -188,10 +188,7 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
         return None
     with console.progress("importance matrix") as progress:
         request = importance.MatrixRequest(
-            source=source,
-            texts=texts,
-            file=order.run.path / importance.FILE,
-            record=order.run.record("imatrix"),
+            source=source, texts=texts, file=order.run.path / importance.FILE, record=order.run.record("imatrix")
         )
         computed = importance.compute_matrix(request, progress=progress).record
     if computed.unused_experts:

@@ -128,8 +128,5 @@ def _measured(run: RunDir | None, source: Path, files: list[ListedFile], console
     if sum(map(len, texts)) < FEWEST:
         return {}
     vocabulary = len(header.tokens)
-    with (
-        console.progress("measuring the files") as progress,
-        judging(source, texts, vocabulary, progress) as judge,
-    ):
+    with console.progress("measuring the files") as progress, judging(source, texts, vocabulary, progress) as judge:
         return {file["path"]: distance(judge, Path(file["path"]), progress) for file in files}

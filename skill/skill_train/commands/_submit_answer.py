@@ -243,12 +243,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         "plan_hash": record.plan_hash,
         "uploads": [] if sent.reused else uploads(order),
     }
-    return Result(
-        data,
-        human=lambda rich: _draw(rich, data),
-        quiet=str(last.job_id),
-        next=_next(run, sent),
-    )
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=str(last.job_id), next=_next(run, sent))
 
 
 def _budget_of(plan: Plan, job: CloudJob) -> Budget:

@@ -39,9 +39,7 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
         if getattr(options, name) != fields[name]:
             option = option_of(name)
             raise UsageError(
-                f"{option} cannot be used with --backend {options.backend}",
-                code="bad_usage",
-                hint=f"omit {option}",
+                f"{option} cannot be used with --backend {options.backend}", code="bad_usage", hint=f"omit {option}"
             )
     if options.backend == "colab" and options.flavor is None and not _names_a_machine(options.source):
         return dataclasses.replace(options, flavor=colab.FLAVOR)

@@ -51,10 +51,7 @@ class EvaluateOptions:
 @command(
     "evaluate",
     EvaluateOptions,
-    examples=(
-        "skill-train evaluate runs/first",
-        "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
-    ),
+    examples=("skill-train evaluate runs/first", "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py"),
 )
 @click.argument("run", type=PATH)
 @click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")

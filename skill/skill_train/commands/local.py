@@ -256,13 +256,7 @@ def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: f
         "reused": trained.reused,
     }
     following = [] if error else [*whole, f"skill-train export-gguf {quoted(run.path)}"]
-    return Result(
-        data,
-        human=lambda rich: _draw(rich, record),
-        quiet=str(run.path),
-        next=following,
-        error=error,
-    )
+    return Result(data, human=lambda rich: _draw(rich, record), quiet=str(run.path), next=following, error=error)
 
 
 def _draw(rich: Any, record: TrainRecord) -> None:

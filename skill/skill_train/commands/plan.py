@@ -186,10 +186,7 @@ def _on_device(
 
 
 def _result(
-    plan: Plan,
-    options: PlanOptions,
-    sent: Listed | None,
-    on_device: tuple[DeviceAnswer | None, DecisionNeeded | None],
+    plan: Plan, options: PlanOptions, sent: Listed | None, on_device: tuple[DeviceAnswer | None, DecisionNeeded | None]
 ) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
     if sent is not None:
@@ -203,13 +200,7 @@ def _result(
         if answer is not None:
             draw_answer(rich, answer)
 
-    return Result(
-        data,
-        human=draw,
-        quiet=plan.where,
-        next=[] if error else _next(plan, options),
-        error=error,
-    )
+    return Result(data, human=draw, quiet=plan.where, next=[] if error else _next(plan, options), error=error)
 
 
 def _warn(console: Console, plan: Plan) -> None:

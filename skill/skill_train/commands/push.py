@@ -95,11 +95,7 @@ class _Push:
     multiple=True,
     help="Part to push; repeat for more.  [default: the GGUF files and the adapter]",
 )
-@click.option(
-    "--include",
-    multiple=True,
-    help="Another file to push that is left out by default, such as a program.",
-)
+@click.option("--include", multiple=True, help="Another file to push that is left out by default, such as a program.")
 @click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
 @click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
 def push(options: PushOptions, console: Console) -> Result:

@@ -103,10 +103,7 @@ def _state_of(run: RunDir) -> State:
         "loss": measured.loss if measured else None,
         "tokens_per_second": measured.tokens_per_second if measured else None,
         "memory_bytes": measured.memory_bytes if measured else None,
-        "progress": {
-            "source": "metrics.jsonl" if measured else None,
-            "age_seconds": rounded(age(modified)),
-        },
+        "progress": {"source": "metrics.jsonl" if measured else None, "age_seconds": rounded(age(modified))},
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
         "why": msgspec.to_builtins(smoke.as_dict() if smoke else error),
     }
