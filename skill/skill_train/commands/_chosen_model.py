@@ -10,7 +10,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
-from skill_train.evaluate.pictures import pictures_of_run
+from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.gguf.quant_types import plain_type
 from skill_train.run import export_record, merge_record, plan_record, train_record, verify_record
@@ -53,8 +53,7 @@ def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
     model = _model(run, base, word or _shipped(run), folders)
     if recipe.images:
-        projector = projector_of(run) if model.is_gguf else None
-        model = replace(model, pictures=pictures_of_run(run, base), projector=projector)
+        model = with_pictures(model, run, pictures_of_run(run, base))
     return Chosen(where, model, is_asked_bare(record, recipe.format), run.merged if run.is_full else base)
 
 
@@ -108,10 +107,12 @@ def warn_of_proof(console: Console, choice: Chosen) -> None:
         console.warn("not_proven", f"{record}: {file.name} changed after it")
 
 
-def projector_of(run: RunDir) -> Path | None:
-    """The file that reads pictures for the GGUF files of a run; None where none was exported."""
-    outputs = (run.path / name for name in export_record.outputs(run.path, "mmproj"))
-    return next((path for path in outputs if path.is_file()), None)
+def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Model:
+    """A model of a run with what reads its pictures. A GGUF file reads them by the projector of the run."""
+    if pictures is None:
+        return model
+    files = [run.path / name for name in export_record.outputs(run.path, "mmproj")] if model.is_gguf else []
+    return replace(model, pictures=pictures, projector=next((file for file in files if file.is_file()), None))
 
 
 def doubt_of_training(choice: Chosen) -> str:

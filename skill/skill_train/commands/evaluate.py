@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
-from skill_train.commands._chosen_model import projector_of
+from skill_train.commands._chosen_model import with_pictures
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
@@ -122,8 +121,8 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
                 f"no record shows that {run.merged} was made from the current adapter, so base and adapter are "
                 "measured; `verify` shows whether the GGUF files were",
             )
-        models = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
-        models = _with_pictures(models, run, pictures)
+        named = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
+        models = [with_pictures(model, run, pictures) for model in named]
         _require_exported(run, models)
         with console.progress("evaluating") as progress:
             result = step.evaluate(
@@ -163,17 +162,6 @@ def _warn_of_unscored(console: Console, evaluation: Evaluation) -> None:
 def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
     """What reads the pictures of held-out rows; None where they have none."""
     return pictures_of_run(run, base) if any(row.get("images") for row in rows) else None
-
-
-def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | None) -> list[Model]:
-    """The models of a run with pictures. A GGUF file reads them by the projector of the run."""
-    if pictures is None:
-        return models
-    projector = projector_of(run)
-    return [
-        dataclasses.replace(model, pictures=pictures, projector=projector if model.is_gguf else None)
-        for model in models
-    ]
 
 
 def _require_exported(run: RunDir, models: list[Model]) -> None:
