@@ -227,10 +227,8 @@ def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, dict[str, obj
 def target_of(
     quant: str, max_size: str | None, bits: float | None, mix: Path | None = None
 ) -> tuple[list[str], MixTarget | MixFile | None]:
-    """The names in `--quant` without `auto`, and what the mix may weigh, or its types; None without `auto`.
-
-    Args:
-        mix: a file with a mix.
+    """The names in `--quant` without `auto`, and what the mix may weigh, or its types in the file `mix`; None without
+    `auto`.
 
     Raises:
         UsageError: `auto` without a size, or with two, or there is no such mix in the file.

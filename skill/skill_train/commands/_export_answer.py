@@ -21,11 +21,7 @@ from skill_train.run.folder import RunDir
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an export made.
-
-    Attributes:
-        named: the file that the Modelfile names, and `chat` and `serve` of a run take; and why.
-    """
+    """What an export made, and the file that its Modelfile names, and `chat` and `serve` take, with the reason."""
 
     export: Export
     outputs: list[ListedFile]

@@ -39,12 +39,8 @@ class Commands(click.Group):
 def command(
     name: str, options_class: type[Options], *, examples: tuple[str, ...]
 ) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
-    """Declares a command whose function takes its options and a Console and returns a Result.
-
-    Args:
-        name: with the group's name in it.
-        options_class: a dataclass with a field for each option and argument of click.
-    """
+    """Declares a command whose function takes its options and a Console and returns a Result. The name has that of its
+    group in it, and the dataclass a field for each option and argument of click."""
 
     def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
         @functools.wraps(function)

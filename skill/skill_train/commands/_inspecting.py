@@ -14,11 +14,8 @@ from skill_train.recipe.fields import Recipe
 
 def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | None) -> Inspection:
     """The dataset, inspected as training would read it: on the Hub, the rows of a table, and those that have their
-    pictures in files beside them, are read from their file.
-
-    Args:
-        pictures: the model reads them; None where no model is named.
-    """
+    pictures in files beside them, are read from their file. `pictures` is None where no model is named that could read
+    them."""
     if recipe.data_file is not None or method == "sft":
         of_file = _with_row_file(recipe, pictures=pictures is not False)
         inspection = inspect_dataset(of_file, method, file, pictures=pictures)

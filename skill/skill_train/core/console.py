@@ -54,12 +54,7 @@ class ReaderGone(Exception):
 
 
 class Console:
-    """The output of one command.
-
-    Args:
-        mode: `human`, `json` or `quiet`; `auto` is human on a terminal and JSON otherwise.
-        command: the command's name in the envelope.
-    """
+    """The output of one command. The mode `auto` is human on a terminal and JSON otherwise."""
 
     def __init__(self, mode: Format, command: str) -> None:
         self.mode = ("human" if sys.stdout.isatty() else "json") if mode == "auto" else mode

@@ -28,11 +28,8 @@ _BEGINS = (
 
 
 def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
-    """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token.
-
-    Args:
-        least: the fewest letters after the kind; fewer if hiding too much is better than hiding too little.
-    """
+    """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token, which at least so
+    many letters follow: fewer if hiding too much is better than hiding too little."""
     signed = rf"(?:(?<=oauth_)|(?<=jwt_))[\w.~+/=-]{{{least},}}"
     return re.compile(rf"{_BEGINS}(hf_oauth|hf_jwt|hf|api_org)_(?:{signed}|[A-Za-z0-9]{{{least},}})", re.ASCII)
 

@@ -18,10 +18,8 @@ class Preprocess(NamedTuple):
 
 
 def preprocess_of(recipe: Recipe, family: str) -> Preprocess:
-    """The recipe's choice; where it has none, the pixels of llama.cpp if the training can make them.
-
-    Args:
-        family: `model_type` of config.json.
+    """The recipe's choice; where it has none, the pixels of llama.cpp if the training can make them for this family,
+    the `model_type` of config.json.
 
     Raises:
         UsageError: the recipe asks for pixels of llama.cpp that the training cannot make.
