@@ -87,7 +87,7 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     _keep_plan(run, plan)
     path = run.path / "colab.ipynb"
     files = colab.write_notebook(
-        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=packages(plan)
+        path, run.plan, gpu=gpu, run_id=order.plan_hash[:12], data=_data(order), packages=packages(plan)
     )
     how = "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
     data = _order_facts(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
@@ -103,7 +103,8 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     order = dataclasses.replace(order, plan=plan)
     _keep_plan(run, plan)
     timeout = _timeout(timeout, plan)
-    run_id, folder = _run_id(order), run.path / "skypilot"
+    run_id = order.plan_hash[:12]  # so that writing the task again changes nothing
+    folder = run.path / "skypilot"
     bucket = f"hf://buckets/{order.namespace}/jobs-artifacts/{skypilot.name_of(run_id)}"
     staged = _data(order)
     rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
@@ -207,11 +208,6 @@ def _keep_plan(run: RunDir, plan: Plan) -> None:
     same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(plan)
     if not same or not run.recipe.is_file():
         write_plan(run, plan)
-
-
-def _run_id(order: Order) -> str:
-    """A run id made from the plan, so that writing it again changes nothing."""
-    return order.plan_hash[:12]
 
 
 def _data(order: Order) -> dict[str, Path]:
