@@ -16,7 +16,6 @@ from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.merge_record import MergeRecord, MergeSettings
-from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import read_environment, read_fed_rows, stops_of
 
 if TYPE_CHECKING:
@@ -31,9 +30,19 @@ def base_folder(model: str) -> Path:
 
 def base_of(run: RunDir) -> Path:
     """The folder of a run's base model, at the revision that was trained."""
+    from skill_train.hub.models import model_folder
+
     plan = plan_record.read(run.plan)
-    folder = _trained_on(run, plan)
-    trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
+    model, trained = plan.recipe.model, plan.fingerprints.get("model")  # None on the Hub: the revision says which it is
+    if trained is not None and not Path(model).is_dir():
+        raise UsageError(
+            f"the base model of {run.path} is not here",
+            code="missing_file",
+            expected=f"the folder {model}, as {run.path} was trained on it",
+            got="no such folder",
+            hint=f"put the model there; a link to a copy will do: ln -s COPY {quoted(model)}",
+        )
+    folder = model_folder(model, plan.recipe.revision)[0]
     if trained is not None and (now := fingerprint(folder)) != trained:
         raise _changed(run, folder, f"fingerprint {trained:.12}…", f"fingerprint {now:.12}…")
     _require_trained_weights(run, folder)
@@ -50,22 +59,6 @@ def require_adapter(run: RunDir, otherwise: str) -> None:
             got="finetuning_type full",
             hint=otherwise,
         )
-
-
-def _trained_on(run: RunDir, plan: Plan) -> Path:
-    """The folder that the plan names."""
-    from skill_train.hub.models import model_folder
-
-    model = plan.recipe.model
-    if plan.fingerprints.get("model") is not None and not Path(model).is_dir():
-        raise UsageError(
-            f"the base model of {run.path} is not here",
-            code="missing_file",
-            expected=f"the folder {model}, as {run.path} was trained on it",
-            got="no such folder",
-            hint=f"put the model there; a link to a copy will do: ln -s COPY {quoted(model)}",
-        )
-    return model_folder(model, plan.recipe.revision)[0]
 
 
 def _require_trained_weights(run: RunDir, folder: Path) -> None:
