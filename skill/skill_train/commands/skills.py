@@ -173,20 +173,14 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
         "unmanaged": "is another one and was not put there by this package",
         "different": "is not what this package has",
     }
+    again = _install_command(copy.path) + (" --force" if copy.state in ("edited", "unmanaged") else "")
     return DecisionNeeded(
         f"{copy.path} {descriptions.get(copy.state, copy.state)}",
         code="skill_outdated",
         expected=skill.version,
         got=copy.version or "no version",
-        hint=_renew(copy),
+        hint="pip install --upgrade skill-train" if copy.state == "newer" else again,
     )
-
-
-def _renew(copy: Copy) -> str:
-    if copy.state == "newer":
-        return "pip install --upgrade skill-train"
-    force = ["--force"] if copy.state in ("edited", "unmanaged") else []
-    return " ".join([_install_command(copy.path), *force])
 
 
 def _install_command(folder: Path) -> str:
