@@ -141,7 +141,8 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
     launch = plan_record.read(run.plan).launch
     failure: ProgramFailed | None = None
     with open(run.log, "a", encoding="utf-8") as log:
-        log.write(_attempt(resume))
+        begun = {"at": timestamp(), "resume": resume, "program": str(train_program())}
+        log.write(f"{_ATTEMPT}{json.dumps(begun)[1:]}\n")  # an event like those of the program
         log.flush()
         start = log.tell()  # the output of this attempt begins here
         with _child([*_command(run, launch, resume), "--attended"], launch, log, lock) as child:
@@ -155,14 +156,10 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
         output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
         told = output if launch.arguments else ""  # one process ends as it ends, whatever it printed
         code = _how_it_ended(child.process.returncode, child.stopped, failure, told)
-        if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
+        interrupted = code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
+        if child.stopped == signal.SIGINT and interrupted:
             raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)
         raise _failure(run, code, failure, output)
-
-
-def _attempt(resume: bool) -> str:
-    """The line between two attempts in a log. It is an event like those of the program."""
-    return f"{_ATTEMPT}{json.dumps({'at': timestamp(), 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
 def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
@@ -232,10 +229,6 @@ def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None,
     if failure is not None and _lost_another(failure) and killed:
         return killed[0]
     return code
-
-
-def _was_interrupted(code: int, failure: ProgramFailed | None) -> bool:
-    return code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
 
 
 def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
