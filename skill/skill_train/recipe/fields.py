@@ -220,14 +220,10 @@ def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | No
 
 def _from_recipe_folder(recipe_file: Path, value: Any) -> Any:
     relative = isinstance(value, str) and not Path(value).is_absolute()
-    return str(recipe_file.parent / value) if relative and _exists(recipe_file.parent / value) else value
-
-
-def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return str(recipe_file.parent / value) if relative and (recipe_file.parent / value).exists() else value
     except (OSError, ValueError):  # a name that is too long, or with a null byte
-        return False
+        return value
 
 
 def _typed(key: str, value: Any) -> Any:
