@@ -103,7 +103,12 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pro
     cached = precision_probe.known_probe(device, machine, model)
     if cached is not None:
         return cached
-    figures = _run_probe(plan)
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        file = Path(folder) / "plan.json"
+        plan_record.write(file, plan)
+        command = [sys.executable, str(train_program()), str(file), "--probe"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    figures = probed(done.stdout)
     if figures is not None:
         precision_probe.remember(device, machine, model, figures)
     return figures
@@ -306,15 +311,6 @@ def _tail(output: str) -> str:
     marked = [line for line in lines if re.match(r"\[rank\d+\]: ", line)]
     own = [line for line in marked if line.split(":")[0] == marked[0].split(":")[0]]
     return "\n".join((own or lines)[-_TAIL_LINES:])
-
-
-def _run_probe(plan: Plan) -> Probed | None:
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        file = Path(folder) / "plan.json"
-        plan_record.write(file, plan)
-        command = [sys.executable, str(train_program()), str(file), "--probe"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return probed(done.stdout)
 
 
 def probed(output: str) -> Probed | None:
