@@ -262,7 +262,8 @@ def draw_evaluation(rich: Any, shown: Evaluation) -> None:
     for name in ("loss", "perplexity", "exact match", *(["score"] if shown.score else []), "tokens/s"):
         models.add_column(name)
     for model in shown.models:
-        figures = [figure(model.loss), figure(model.perplexity), _share(model.exact_match)]
+        exact = "" if model.exact_match is None else f"{model.exact_match:.1%}"
+        figures = [figure(model.loss), figure(model.perplexity), exact]
         figures += [figure(model.score)] if shown.score else []
         figures += [figure(model.tokens_per_second)]
         device = "" if model.device in ("cpu", "") else f" on {model.device}"
@@ -287,7 +288,3 @@ def _draw_differences(rich: Any, differences: list[FigureDifference]) -> None:
             table, f"{each.model} - {each.against}", each.measure.replace("_", " "), interval, each.says, style=style
         )
     rich.print(table)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
