@@ -71,12 +71,7 @@ def llama_cpp_folder() -> Path:
 
 
 def run_worker(
-    module: str,
-    job: object,
-    answer: type[Answer],
-    *,
-    progress: Bar | None = None,
-    most_seconds: float | None = None,
+    module: str, job: object, answer: type[Answer], *, progress: Bar | None = None, most_seconds: float | None = None
 ) -> Answer:
     """The result of one job.
 
