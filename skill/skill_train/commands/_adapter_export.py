@@ -62,7 +62,12 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
         draw_files(rich, files)
         draw_line(rich, f"for Ollama, when {base_file} is there: {data['ollama']}")
 
-    return Result(data, quiet=files[0]["path"], human=draw, next=_next(run, base, adapter, base_file))
+    following = [  # the proof of the adapter, a file of the base, and both in llama.cpp
+        f"skill-train verify {quoted(run.path)}",
+        f"skill-train export-gguf {quoted(base)} --out {quoted(base_file.parent)} --quant {quoted(_BASE_TYPE)}",
+        f"llama-server -m {quoted(base_file)} --lora {quoted(adapter)}",
+    ]
+    return Result(data, quiet=files[0]["path"], human=draw, next=following)
 
 
 def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
@@ -76,12 +81,3 @@ def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, b
     text = modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name)
     write_modelfile(console, path, text)
     return path
-
-
-def _next(run: RunDir, base: Path, adapter: Path, base_file: Path) -> list[str]:
-    """The proof of the adapter, a file of the base, and both in llama.cpp."""
-    return [
-        f"skill-train verify {quoted(run.path)}",
-        f"skill-train export-gguf {quoted(base)} --out {quoted(base_file.parent)} --quant {quoted(_BASE_TYPE)}",
-        f"llama-server -m {quoted(base_file)} --lora {quoted(adapter)}",
-    ]
