@@ -167,7 +167,14 @@ def _model(run: RunDir, base: Path, word: str, folders: tuple[str, ...]) -> Mode
     if folder == "base":
         return Model("base", base)
     if folder == "merged":
-        return Model("merged", _merged(run))
+        if not (run.merged / "config.json").is_file():
+            raise UsageError(
+                f"{run.path} has no merged model yet",
+                code="missing_step",
+                expected="a model in merged/",
+                hint=f"skill-train merge {quoted(run.path)}",
+            )
+        return Model("merged", run.merged)
     if folder == "adapter":
         require_adapter(run, f"skill-train chat {quoted(run.path)} --file merged")
         return Model("adapter", base, run.adapter)
@@ -191,14 +198,3 @@ def _way_to(run: RunDir, word: str, has_others: bool) -> str:
     if plain_type(word) not in BITS:
         return "give one of the expected names" if has_others else f"skill-train export-gguf {quoted(run.path)}"
     return f"skill-train export-gguf {quoted(run.path)} --quant {quoted(plain_type(word))}"
-
-
-def _merged(run: RunDir) -> Path:
-    if not (run.merged / "config.json").is_file():
-        raise UsageError(
-            f"{run.path} has no merged model yet",
-            code="missing_step",
-            expected="a model in merged/",
-            hint=f"skill-train merge {quoted(run.path)}",
-        )
-    return run.merged
