@@ -16,7 +16,6 @@ from skill_train.core.errors import quoted
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
-from skill_train.run import plan_record, train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
 
@@ -72,11 +71,9 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
 
 def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
     """The Modelfile of the base with the adapter. The template is that of the base's own file."""
-    from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
+    from skill_train.gguf.ollama_modelfile import modelfile, parameters_of_run
 
-    recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
-    bare, system = train_record.is_asked_bare(record, recipe.format), train_record.system_of(run.path)
-    parameters, _ = parameters_of(base, recipe.max_length, bare=bare, system=system)
+    parameters, _ = parameters_of_run(base, run)
     path = run.gguf / ADAPTER_MODELFILE
     text = modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name)
     write_modelfile(console, path, text)

@@ -37,8 +37,6 @@ class Export:
         question: the device that the files are for; None for none.
         run: None for a model folder. What follows is of runs alone.
         mix: what a mix of types may weigh, or its types; None where none was asked for.
-        trained_length: tokens of the longest row of the training.
-        bare: trained without the template of the base.
     """
 
     model: Path
@@ -52,8 +50,6 @@ class Export:
     question: DeviceQuestion | None
     run: RunDir | None = None
     mix: MixTarget | MixFile | None = None
-    trained_length: int | None = None
-    bare: bool = False
 
     @property
     def unquantized(self) -> list[str]:

@@ -48,7 +48,6 @@ from skill_train.run.begun import trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, has_note, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
-from skill_train.run.train_record import is_asked_bare, system_of
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
@@ -211,7 +210,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     names, mix = wanted_types(options)
     chosen_types = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
-        record = trained(run)
+        trained(run)
         warn_of_smoke_run(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
@@ -219,14 +218,13 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         require_possible(matrix, mix=mix is not None)
         question = question_of(options, model, matrix=matrix.is_possible)
         more = list(question.i_quants) if question else []
-        recipe = plan_record.read(run.plan).recipe
-        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=not recipe.images)
+        text_run = not plan_record.read(run.plan).recipe.images
+        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
         if mmproj is not None:
             require_projector(model, tools)
         name, types = recorded_name(run, run.record("convert")), chosen_types + more
         task = Export(run.merged, run.gguf, run.path, name, types, matrix, _modelfile_type(options), mmproj, question)
-        bare = is_asked_bare(record, recipe.format)
-        task = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=bare)
+        task = replace(task, run=run, mix=mix)
         require_file_for_modelfile(task)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
@@ -269,10 +267,7 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     from skill_train.gguf import convert, ollama_modelfile
 
     converted, tokenizer, projected = _convert(console, task, tools, ready)
-    system = system_of(task.run.path) if task.run else None
-    parameters, reasons = ollama_modelfile.parameters_of(
-        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer, system=system
-    )
+    parameters, reasons = ollama_modelfile.parameters_of_run(task.model, task.run, tokenizer)
     source = convert.output_of(converted.record, task.records)
     quantized = quantize_files(task, source, console)
     recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})

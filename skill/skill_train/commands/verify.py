@@ -23,7 +23,7 @@ from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
-from skill_train.run.train_record import TrainedData, TrainRecord, is_asked_bare, read_rows, system_of, way_back
+from skill_train.run.train_record import TrainedData, read_rows, way_back
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.check import first_few
 
@@ -161,7 +161,7 @@ def verify_run(
         )
         following = [f"skill-train {step} {quoted(run.path)}" for step in steps]
         result = _verify(console, request, following)
-        _warn_of_modelfile(console, run, training)
+        _warn_of_modelfile(console, run)
         return result
 
 
@@ -174,18 +174,16 @@ def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[
     return tuple((file.name, f"it is gone, and nothing was compared on the rows {which}") for file, which in lost)
 
 
-def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> None:
+def _warn_of_modelfile(console: Console, run: RunDir) -> None:
     """Warns of a Modelfile that is not as the export writes it, as far as the merged model is there to compare it
     with."""
-    from skill_train.gguf.ollama_modelfile import edits, modelfile, parameters_of
+    from skill_train.gguf.ollama_modelfile import edits, modelfile, parameters_of_run
 
-    file, recipe, ggufs = run.gguf / "Modelfile", plan_record.read(run.plan).recipe, run.ggufs
+    file, ggufs = run.gguf / "Modelfile", run.ggufs
     if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
         return
     named, projectors = run.gguf / (model_of(file) or ""), export_record.outputs(run.path, "mmproj")
-    parameters, _ = parameters_of(
-        run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format), system=system_of(run.path)
-    )
+    parameters, _ = parameters_of_run(run.merged, run)
     chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
     text = file.read_text(encoding="utf-8", errors="replace")
     if changed := edits(text, modelfile(chosen.name, parameters, beside)):

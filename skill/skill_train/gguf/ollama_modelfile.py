@@ -23,6 +23,8 @@ from skill_train.model.config import text_config
 from skill_train.program.encode import TEMPLATE_SECONDS
 from skill_train.reference.load import generation_config
 from skill_train.reference.load import load_tokenizer as load_tokenizer
+from skill_train.run import plan_record, train_record
+from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
 Reason = dict[str, str]
@@ -142,6 +144,15 @@ def parameters_of(
             lines.extend((f"# {because} (samples.jsonl)", f'SYSTEM """{system}"""'))
             reasons.append(_reason("SYSTEM", because, "samples.jsonl"))
     return lines, reasons
+
+
+def parameters_of_run(model: Path, run: RunDir | None, tokenizer: Any = None) -> tuple[list[str], list[Reason]]:
+    """As `parameters_of`, with what its run knows of the training; None for a model of no run."""
+    if run is None:
+        return parameters_of(model, tokenizer=tokenizer)
+    recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
+    bare, system = train_record.is_asked_bare(record, recipe.format), train_record.system_of(run.path)
+    return parameters_of(model, recipe.max_length, bare=bare, tokenizer=tokenizer, system=system)
 
 
 def _why_not_quoted(system: str) -> str:
