@@ -93,6 +93,14 @@ def test_a_plan_loads_no_heavy_library(tmp_path: Path) -> None:
     assert json.loads(done.stderr.splitlines()[-1]) == []
 
 
+def test_a_plan_loads_no_slow_module_of_the_standard_library(tmp_path: Path) -> None:
+    """importlib.metadata loads email, csv and zipfile, and concurrent.futures logging: a tenth of the time each."""
+    program = PROGRAM.replace(repr(HEAVY), repr(("importlib.metadata", "logging", "asyncio", "http.client")))
+    done = _run("-c", program, *_plan(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == []
+
+
 def test_a_plan_of_a_recipe_file_loads_what_reads_it(tmp_path: Path) -> None:
     _, _, model, _, data, *_ = _plan(tmp_path)
     (tmp_path / "recipe.yaml").write_text(f"model: {model}\ndata: {data}\n")

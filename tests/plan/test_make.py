@@ -18,7 +18,8 @@ from skill_train.core.program_events import Probed
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, TokenFacts
 from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
-from skill_train.plan.make import FEW_STEPS, few_steps, least_steps, make_plan, wants_probe
+from skill_train.plan.few_steps import few_steps, least_steps
+from skill_train.plan.make import FEW_STEPS, make_plan, wants_probe
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import FIELDS, Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from skill_train.core.console import Console
 from skill_train.core.errors import TrainingFailed, UsageError, quoted
 from skill_train.core.units import duration
-from skill_train.plan.make import few_steps
+from skill_train.plan.few_steps import few_steps
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Number, Plan

@@ -47,8 +47,8 @@ from skill_train.commands._planning import blocked, lacking, load_recipe, mappin
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.units import dollars, duration, megabytes, size
+from skill_train.plan.few_steps import few_steps
 from skill_train.plan.file import require_free
-from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
 from skill_train.program.encode import SYSTEM_UNREAD
 from skill_train.program.plan import held_out_count

@@ -20,9 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -40,6 +39,9 @@ from skill_train.core.errors import (
 from skill_train.core.files import write_json
 from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
 from skill_train.program.events import seek_cycles_seldom
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor  # it loads logging, which `plan` does not need
 
 PROGRESS = "@progress "
 PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line

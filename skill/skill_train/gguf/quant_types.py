@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from skill_train.core.errors import UsageError, nearest, not_installed
-from skill_train.core.worker import llama_cpp_folder
-from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.export_record import Fallback
+
+if TYPE_CHECKING:
+    from skill_train.llama.gguf_header import GgufFile
 
 # llama-quantize's short names (tools/quantize/quantize.cpp).
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
@@ -25,6 +27,8 @@ def quantization_types() -> dict[str, int]:
     Raises:
         NotInstalled: llama-cpp-python or gguf is missing.
     """
+    from skill_train.core.worker import llama_cpp_folder  # `plan` starts no child
+
     try:
         from gguf.constants import LlamaFileType
     except ImportError:

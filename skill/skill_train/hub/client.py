@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
 
@@ -129,6 +128,8 @@ def worth_asking_again(trouble: Temporary) -> bool:
 
 def _in_time(seconds: float | None, resource: HubResource, question: Callable[[], Answer]) -> Answer:
     """The answer from another thread, which is abandoned when the time is up."""
+    from concurrent.futures import Future  # it loads logging, which `status` of a run here does not need
+
     answer: Future[Answer] = Future()
 
     def run() -> None:

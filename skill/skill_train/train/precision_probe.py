@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
@@ -18,7 +18,7 @@ def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> Probed
     """The result of an earlier probe; None if there is none."""
     try:
         return records.read(_probe_file(device, machine, model), Probed)
-    except (OSError, UsageError, metadata.PackageNotFoundError):
+    except (OSError, UsageError):
         return None  # a cache may be lost or torn, and without torch nothing was probed
 
 
@@ -29,4 +29,10 @@ def remember(device: str, machine: MachineFacts, model: ModelFacts, figures: Pro
 
 def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
     where = [machine.system, machine.chip, machine.cores, device]
-    return cache_file("probes", where, model.fingerprint or [model.source, model.revision], metadata.version("torch"))
+    return cache_file("probes", where, model.fingerprint or [model.source, model.revision], _torch())
+
+
+def _torch() -> str:
+    """The text of torch's version.py, empty without torch. To ask importlib.metadata takes a tenth of `plan`'s time."""
+    spec = find_spec("torch")
+    return Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
