@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from skill_train.estimate.memory import training_memory
 from skill_train.estimate.published import Proven, in_three, widened
 from skill_train.estimate.step import MicroStep, Part, Range, total
@@ -343,7 +345,7 @@ def machine_of(line: dict[str, Any]) -> MachineFacts:
     facts = _machine(was["chip"], line["configuration"]["device"])
     return MachineFacts(
         **{
-            **vars(facts),
+            **msgspec.structs.asdict(facts),
             "cores": was["cores"],
             "cpu_features": tuple(was["cpu_features"]),
             "cpu_mhz": was["cpu_mhz"],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from skill_train.program.pictures.processor import ImageProcessor
 
@@ -17,8 +18,7 @@ what it expects there. What skill-train itself writes and answers has types of i
 TORCH_NEEDS = 7.5
 
 
-@dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(msgspec.Struct, frozen=True):
     """What `config.json` and the safetensors headers say.
 
     Attributes:
@@ -73,7 +73,7 @@ class ModelFacts:
     stored_dtype: str | None
     quantization: str | None
     has_chat_template: bool
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = {}
     parameters_from: str | None = None
     active_parameters: int | None = None
     embedding_parameters: int | None = None
@@ -102,11 +102,10 @@ class ModelFacts:
     shared_width: int = 0
     cached_layers: int | None = None
     cached_numbers: tuple[int, int] | None = None
-    linear_sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    linear_sizes: dict[str, tuple[int, int, int]] = {}
 
 
-@dataclass(frozen=True)
-class TowerFacts:
+class TowerFacts(msgspec.Struct, frozen=True):
     """The part of a vision model that reads pictures.
 
     Attributes:
@@ -142,8 +141,7 @@ class TowerFacts:
         return self.patch_parameters + (self.projector_parameters or 0)
 
 
-@dataclass(frozen=True)
-class TokenFacts:
+class TokenFacts(msgspec.Struct, frozen=True):
     """Tokens a row, template included, before anything is cut.
 
     Attributes:
@@ -167,8 +165,7 @@ class TokenFacts:
     truncated_share: float | None = None
 
 
-@dataclass(frozen=True)
-class PictureTokenFacts:
+class PictureTokenFacts(msgspec.Struct, frozen=True):
     """Tokens of the language model that stand for pictures, by arithmetic from the sizes of all pictures.
 
     Attributes:
@@ -188,8 +185,7 @@ class PictureTokenFacts:
     mean_squares: float
 
 
-@dataclass(frozen=True)
-class DatasetFacts:
+class DatasetFacts(msgspec.Struct, frozen=True):
     """What reading every row once says.
 
     Attributes:
@@ -239,8 +235,7 @@ class DatasetFacts:
     data_config: str | None = None
 
 
-@dataclass(frozen=True)
-class FirstPictures:
+class FirstPictures(msgspec.Struct, frozen=True):
     """The pictures of a dataset of which only first rows were read.
 
     Attributes:
@@ -253,8 +248,7 @@ class FirstPictures:
     lines: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One NVIDIA GPU, or one of a flavor.
 
     Attributes:
@@ -271,16 +265,14 @@ class Gpu:
     nvlink: bool | None = None
 
 
-@dataclass(frozen=True)
-class MeasuredReading:
+class MeasuredReading(msgspec.Struct, frozen=True):
     """How fast llama.cpp read the weights of a file on this machine, in 10^9 bytes a second, and which file when."""
 
     gigabytes_per_second: float
     basis: str
 
 
-@dataclass(frozen=True)
-class MachineFacts:
+class MachineFacts(msgspec.Struct, frozen=True):
     """This machine, probed without torch, or what a flavor promises.
 
     Attributes:
@@ -312,7 +304,7 @@ class MachineFacts:
     compute_capability: float | None
     cores: int
     bf16_matrix: bool
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = {}
     gpus: tuple[Gpu, ...] = ()
     unified: bool = False
     ram_bytes: int | None = None
@@ -328,8 +320,7 @@ class MachineFacts:
     reading: MeasuredReading | None = None
 
 
-@dataclass(frozen=True)
-class Flavor:
+class Flavor(msgspec.Struct, frozen=True):
     """One kind of machine that Hugging Face Jobs rents out.
 
     Attributes:
@@ -352,8 +343,7 @@ class Flavor:
     source: str
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """One way to explain a GPU's seconds.
 
     Attributes:
@@ -365,8 +355,7 @@ class Reading:
     launches: float
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True):
     """What a finished run on this machine measured, to be used instead of an assumed speed.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_the_job_is_found_or_asked_for_again(
 
 def test_a_job_of_this_number_that_another_folder_asked_for(hub: Any, tmp_path: Path) -> None:
     """Nobody here knows when it is stopped, and its price is another."""
-    theirs = dataclasses.replace(_job(1), flavor="a100-large")
+    theirs = msgspec.structs.replace(_job(1), flavor="a100-large")
     [job] = _start(RunDir(tmp_path), hub([FAILED], [[theirs]])).jobs
     assert (job.job_id, job.flavor, job.timeout_seconds, job.usd_per_hour) == (theirs.id, "a100-large", None, None)
 
@@ -152,7 +151,7 @@ def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
 
 def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
     """A server made the first of two requests late. Who took the other job for ours would let ours run on unseen."""
-    ours, other = (dataclasses.replace(_job(n), labels={"run": RECORD.run_id, "attempt": "1"}) for n in (1, 2))
+    ours, other = (msgspec.structs.replace(_job(n), labels={"run": RECORD.run_id, "attempt": "1"}) for n in (1, 2))
     record, said = RECORD.with_job(start_once.started_job(ASKED, ours)), list[str]()
 
     def seen(*listed: jobs.Job) -> str | None:
@@ -162,4 +161,4 @@ def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
 
     assert seen(other, ours) == seen(ours, other) == ours.id
     assert len(said) == 2 and all(f"skill-train cancel {other.id}" in line for line in said)
-    assert seen(other, dataclasses.replace(ours, stage="CANCELED")) == other.id
+    assert seen(other, msgspec.structs.replace(ours, stage="CANCELED")) == other.id

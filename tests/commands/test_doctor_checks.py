@@ -13,11 +13,11 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
 from light import BASE, SOURCE, installation, run

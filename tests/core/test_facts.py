@@ -13,7 +13,20 @@ import pytest
 
 from skill_train import facts
 
-CLASSES = [kind for kind in vars(facts).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+
+def _fields(kind: Any) -> dict[str, Any]:
+    names = (
+        kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [each.name for each in dataclasses.fields(kind)]
+    )
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in names}
+
+
+def _has_fields(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
+
+
+CLASSES = [kind for kind in vars(facts).values() if _has_fields(kind)]
 
 
 def _example(hint: Any) -> Any:
@@ -25,9 +38,8 @@ def _example(hint: Any) -> Any:
         return tuple(_example(argument) for argument in arguments if argument is not ...)
     if origin is dict:
         return {"key": _example(arguments[1])}
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        return hint(**{field.name: _example(hints[field.name]) for field in dataclasses.fields(hint)})
+    if _has_fields(hint):
+        return hint(**{name: _example(each) for name, each in _fields(hint).items()})
     return {str: "text", int: 3, float: 1.5, bool: True}[hint]
 
 
@@ -37,24 +49,21 @@ def _is_of(hint: Any, value: Any) -> bool:
         return any(_is_of(argument, value) for argument in arguments)
     if origin is tuple:
         return isinstance(value, tuple) and all(_is_of(arguments[0], item) for item in value)
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        named = [field.name for field in dataclasses.fields(hint)]
-        return isinstance(value, typing.cast(type, hint)) and all(_is_of(hints[n], getattr(value, n)) for n in named)
+    if _has_fields(hint):
+        return isinstance(value, hint) and all(_is_of(each, getattr(value, n)) for n, each in _fields(hint).items())
     return isinstance(value, origin or hint)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_fact_comes_back_as_what_it_was(kind: type) -> None:
     example = _example(kind)
-    again = msgspec.convert(json.loads(json.dumps(dataclasses.asdict(example))), kind)
+    again = msgspec.convert(json.loads(msgspec.json.encode(example)), kind)
     assert again == example
     assert _is_of(kind, again)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_what_is_unknown_stays_unknown(kind: type) -> None:
-    hints = typing.get_type_hints(kind)
-    optional = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
-    example = dataclasses.replace(_example(kind), **dict.fromkeys(optional))
-    assert msgspec.convert(json.loads(json.dumps(dataclasses.asdict(example))), kind) == example
+    optional = {name for name, hint in _fields(kind).items() if type(None) in typing.get_args(hint)}
+    example = kind(**{name: None if name in optional else _example(hint) for name, hint in _fields(kind).items()})
+    assert msgspec.convert(json.loads(msgspec.json.encode(example)), kind) == example

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -154,7 +153,7 @@ def test_a_cache_of_another_shape_is_none(content: str, tmp_path: Path, monkeypa
 
 def test_a_price_that_is_no_number_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
-    flavors._keep((dataclasses.replace(flavors.shipped()[0], usd_per_hour="free"),), flavors.endpoint())  # type: ignore[arg-type]
+    flavors._keep((msgspec.structs.replace(flavors.shipped()[0], usd_per_hour="free"),), flavors.endpoint())  # type: ignore[arg-type]
     assert flavors.current(live=False)[0] == flavors.shipped()
 
 

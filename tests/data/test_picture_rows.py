@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -663,7 +664,7 @@ def test_what_the_first_rows_of_the_hub_show(folder: Path) -> None:
     mapping = dataset.first_format(recipe, rows, pictures=True)
     assert mapping.columns["images"] == "image"
     facts = dataset.scan(Recipe(data=_jsonl(folder)), pictures=True)
-    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=mapping.columns)
+    of_ten = msgspec.structs.replace(facts, rows=10, columns=mapping.columns)
     estimate = dataset.with_text_of(of_ten, recipe, tuple(rows), FirstPictures(10, 1), None)
     assert (estimate.images, estimate.image_bytes) == (10, 5 * (len(FILES["a.png"]) + len(FILES["b.png"])))
     with pytest.raises(UsageError, match=r"line 1 of me/pictures: a.png has no folder"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skill_train.data import token_stats
@@ -124,11 +124,11 @@ def test_figures_of_something_else_are_not_taken(
     token_stats.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
     asked = {"tokenizer": "key", "split": "train", "loss_on": None} | words
     tokenizer = asked.pop("tokenizer")
-    changed = dataclasses.replace(DATA, **change)  # type: ignore[arg-type]
+    changed = msgspec.structs.replace(DATA, **change)  # type: ignore[arg-type]
     assert token_stats.known_tokens(changed, tokenizer, **asked, max_length=30) is None  # type: ignore[arg-type]
 
 
-ON_THE_HUB = dataclasses.replace(DATA, source="me/tickets", fingerprint=None, revision="c" * 40)
+ON_THE_HUB = msgspec.structs.replace(DATA, source="me/tickets", fingerprint=None, revision="c" * 40)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_figures_of_another_part_of_a_dataset_on_the_hub_are_not_taken(
 ) -> None:
     """All have one commit."""
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
-    this, other = (dataclasses.replace(ON_THE_HUB, **part) for part in (kept, asked))  # type: ignore[arg-type]
+    this, other = (msgspec.structs.replace(ON_THE_HUB, **part) for part in (kept, asked))  # type: ignore[arg-type]
     token_stats.keep(this, "key", LENGTHS, split="train", loss_on=None)
     found = [
         token_stats.known_tokens(facts, "key", split="train", loss_on=None, max_length=30) for facts in (this, other)

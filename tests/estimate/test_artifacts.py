@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import models
@@ -75,7 +75,7 @@ def test_a_mixture_reads_its_active_weights_only() -> None:
     mixture = models.recorded_model("qwen3-30b-a3b")
     card = machine_target(recorded_machine("rtx_4090"))
     rate = estimated_file(mixture, card, "q4_k_m", 512).speed
-    dense = estimated_file(dataclasses.replace(mixture, active_parameters=None), card, "q4_k_m", 512).speed
+    dense = estimated_file(msgspec.structs.replace(mixture, active_parameters=None), card, "q4_k_m", 512).speed
     assert rate is not None and dense is not None and rate.low > 4 * dense.low  # each layer has its own time
 
 
@@ -83,7 +83,7 @@ def test_the_embeddings_of_each_layer_by_hand() -> None:
     """Gemma 4 E2B has 35 x 256 x 262,144 of them. llama-cpp-python 0.3.36 gave those of a tiny one q6_k, as the tied
     head, in q2_k to q6_k; a token reads none of them, and of the rest 2.75e9 weights."""
     layers, tied = 35 * 256 * 262_144, 1536 * 262_144
-    model = dataclasses.replace(
+    model = msgspec.structs.replace(
         models.recorded_model("gemma-3-1b"), parameters=5_100_000_000, active_parameters=5_100_000_000,
         embedding_parameters=layers + tied, vocab_size=262_144, hidden_size=1536, layers=35, windowed_layers=28,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_the_embeddings_of_each_layer_by_hand() -> None:
         estimated_file(each, card, "q4_k_m", 512).speed
         for each in (
             model,
-            dataclasses.replace(
+            msgspec.structs.replace(
                 model, parameters=rest + tied, active_parameters=rest + tied, embedding_parameters=tied
             ),
         )
@@ -116,7 +116,7 @@ def test_a_reference_in_float32() -> None:
     """7.6e9 parameters x 4 bytes: "7B is about 28 to 31 GB"; what DoRA needs, and a family that is not known."""
     model = models.recorded_model("qwen2.5-7b")
     ranges = [merge_bytes(model, plain=False), verify_bytes(model, plain=False)]
-    ranges.append(verify_bytes(dataclasses.replace(model, model_type="gemma2")))
+    ranges.append(verify_bytes(msgspec.structs.replace(model, model_type="gemma2")))
     for found in ranges:
         assert found is not None and 30.4e9 < found.low < 31.5e9 < found.high
 
@@ -140,9 +140,9 @@ def test_disk_of_full_fine_tuning() -> None:
 
 
 def test_what_is_unknown_stays_unknown() -> None:
-    unknown = dataclasses.replace(LLAMA, parameters=None, vocab_size=None)
+    unknown = msgspec.structs.replace(LLAMA, parameters=None, vocab_size=None)
     assert file_bytes(unknown, "q8_0") is None
-    assert memory_parts(dataclasses.replace(LLAMA, vocab_size=None), Range(1, 1, ""), 1024) is None
+    assert memory_parts(msgspec.structs.replace(LLAMA, vocab_size=None), Range(1, 1, ""), 1024) is None
     assert merge_bytes(unknown) is None
     assert convert_bytes(unknown) is None
     assert disk_bytes(unknown, ("q8_0",), 0) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import gguf_maker
@@ -90,7 +90,7 @@ def test_i_quants_on_a_processor(q4_0: float, quant: str, gib: float, rate: floa
     """Llama 2 7B on the processors of an M2 Max (q4_0: 28.2 tokens a second) and of a Ryzen 7950X (14.5): pull 5747 of
     ggml-org/llama.cpp for iq4_xs, its commits of iq2_xs; iq3_s is worked out of a mix with 16 % of it that wrote 21.
     The bandwidth is that with which q4_0, of 3.56 GiB, has its rate."""
-    model, kind = dataclasses.replace(LLAMA, parameters=6_738_000_000), FAMILIES[family]
+    model, kind = msgspec.structs.replace(LLAMA, parameters=6_738_000_000), FAMILIES[family]
     bandwidth = 3.56 * 2**30 / 1e9 / kind.share / (1 / q4_0 - 32 * kind.seconds_per_layer)
     target = TargetDevice("a processor", family, 24e9, (20e9, 22e9), bandwidth, ())
     speed = tokens_per_second(model, target, quant=quant, read_bytes=gib * 2**30, context=2)
@@ -101,7 +101,7 @@ def test_i_quants_on_a_processor(q4_0: float, quant: str, gib: float, rate: floa
 def test_a_mix_with_i_quants_is_as_slow_as_its_share(family: str) -> None:
     """The published mix has 16 % of its weights in iq3_s and writes 21 tokens a second, iq4_xs alone 28.8. By hand:
     those take 3.3 times as long, so the whole takes 1 + 2.3 x 0.16 = 1.368 times as long. A GPU needs no tables."""
-    model = dataclasses.replace(LLAMA, parameters=6_738_000_000)
+    model = msgspec.structs.replace(LLAMA, parameters=6_738_000_000)
     target = TargetDevice("a machine", family, 24e9, (20e9, 22e9), 150, ())
     found = [
         tokens_per_second(model, target, quant="auto-4bpw", read_bytes=3.58e9, context=2, looked_up=share)
@@ -136,13 +136,13 @@ def test_the_cache_of_windows_by_hand() -> None:
     assert gemma.windowed_layers == 22
     cache = cache_bytes(gemma, 8192)
     assert cache is not None and cache.low == cache.high == (22 * 1024 + 4 * 8192) * 1024
-    unknown = cache_bytes(dataclasses.replace(gemma, windowed_layers=None), 8192)
+    unknown = cache_bytes(msgspec.structs.replace(gemma, windowed_layers=None), 8192)
     assert unknown is not None and unknown.low == 26 * 1024 * 1024 and unknown.high == 26 * 8192 * 1024
 
 
 def test_a_window_that_llama_cpp_does_not_read_saves_nothing() -> None:
     """Mistral 7B 0.1 had a window of 4096, which llama.cpp ignores."""
-    mistral = dataclasses.replace(LLAMA, sliding_window=4096, unread_window=4096, windowed_layers=32)
+    mistral = msgspec.structs.replace(LLAMA, sliding_window=4096, unread_window=4096, windowed_layers=32)
     assert cache_bytes(mistral, 32768) == cache_bytes(LLAMA, 32768)
 
 

@@ -7,9 +7,9 @@ Ampere GA102, Ada and Turing; stas00/ml-engineering, compute/accelerator/README.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
+import msgspec
 import pytest
 
 from machines import NAMES, recorded_machine
@@ -64,7 +64,7 @@ MPS = MachineFacts("Darwin", "", "mps", 16 << 30, None, None, 8, False)
     ],
 )
 def test_nvidia_by_name(name: str, half: float, single: float) -> None:
-    found = device_speed(dataclasses.replace(CUDA, chip=name))
+    found = device_speed(msgspec.structs.replace(CUDA, chip=name))
     assert found is not None
     assert (found.half_tflops, found.float_tflops) == (half, single)
 
@@ -105,7 +105,7 @@ def test_nvidia_by_name(name: str, half: float, single: float) -> None:
     ],
 )
 def test_an_nvidia_gpu_that_is_not_in_the_table_is_unknown(name: str) -> None:
-    assert device_speed(dataclasses.replace(CUDA, chip=name)) is None
+    assert device_speed(msgspec.structs.replace(CUDA, chip=name)) is None
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_an_nvidia_gpu_that_is_not_in_the_table_is_unknown(name: str) -> None:
     ],
 )
 def test_apple_by_name(name: str, single: float, bandwidth: float) -> None:
-    found = device_speed(dataclasses.replace(MPS, chip=name))
+    found = device_speed(msgspec.structs.replace(MPS, chip=name))
     assert found is not None
     assert (found.float_tflops, found.gigabytes_per_second) == (single, bandwidth)
 
 
 @pytest.mark.parametrize("name", ["Apple M5", "Apple M4 Ultra", "Apple M11", "Apple M2 (Virtual)", "Apple A18 Pro", ""])
 def test_an_apple_chip_that_is_not_in_the_table_is_unknown(name: str) -> None:
-    assert device_speed(dataclasses.replace(MPS, chip=name)) is None
+    assert device_speed(msgspec.structs.replace(MPS, chip=name)) is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_apple_chip_that_is_not_in_the_table_is_unknown(name: str) -> None:
     ],
 )
 def test_bandwidth(name: str, bandwidth: float) -> None:
-    found = device_speed(dataclasses.replace(CUDA, chip=name))
+    found = device_speed(msgspec.structs.replace(CUDA, chip=name))
     assert found is not None
     assert found.gigabytes_per_second == bandwidth
 
@@ -186,5 +186,5 @@ def test_a_processor_has_no_row_and_a_clock() -> None:
     assert device_speed(cpu) is None
     # 2 cores x 2596.12 MHz x 2 units of 16 floats, a multiply-add counted twice: 64 a clock.
     assert cpu_flops(cpu) == pytest.approx(2 * 2596.12e6 * 64)
-    assert cpu_flops(dataclasses.replace(cpu, cpu_mhz=None)) is None
-    assert cpu_flops(dataclasses.replace(cpu, cpu_features=())) is None
+    assert cpu_flops(msgspec.structs.replace(cpu, cpu_mhz=None)) is None
+    assert cpu_flops(msgspec.structs.replace(cpu, cpu_features=())) is None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 import models
@@ -79,10 +78,10 @@ def test_what_is_unknown_is_not_shipped() -> None:
     assert choose([file], ROOM, ShipLimits()).candidate is file
     for limits in (ShipLimits(min_speed=1), ShipLimits(max_kl=1)):
         assert choose([file], ROOM, limits).candidate is None
-    assert choose([dataclasses.replace(file, memory=None)], ROOM, ShipLimits()).candidate is None
-    nothing = dataclasses.replace(file, bytes=None)
+    assert choose([msgspec.structs.replace(file, memory=None)], ROOM, ShipLimits()).candidate is None
+    nothing = msgspec.structs.replace(file, bytes=None)
     assert choose([nothing], ROOM, ShipLimits(max_bytes=1e12)).candidate is None
-    assert choose([dataclasses.replace(file, kl=float("nan"))], ROOM, ShipLimits(max_kl=1)).candidate is None
+    assert choose([msgspec.structs.replace(file, kl=float("nan"))], ROOM, ShipLimits(max_kl=1)).candidate is None
 
 
 def test_a_published_file_on_a_phone() -> None:
@@ -116,13 +115,13 @@ def test_a_projector_takes_memory_and_not_speed() -> None:
     ],
 )
 def test_i_quants_are_tried_where_the_k_quants_leave_a_gap(room: float, tried: list[str], says: str) -> None:
-    target = dataclasses.replace(ROOM, usable_bytes=(room * 1e9, 4e9))
+    target = msgspec.structs.replace(ROOM, usable_bytes=(room * 1e9, 4e9))
     k_quants = [_file("q8_0", 3.4e9), _file("q4_k_m", 2e9), _file("q3_k_m", 1.85e9), _file("q2_k", 1.4e9)]
     i_quants = [_file("iq4_xs", 1.8e9), _file("iq3_m", 1.6e9), _file("iq3_xxs", 1.5e9), _file("iq2_m", 1.2e9)]
     found, why = i_quants_to_try(k_quants, i_quants, target, ShipLimits(max_kl=0.1))
     assert found == tried and says in why
     if tried:  # one that is too slow is no candidate
-        slow = [dataclasses.replace(file, speed=Range(1, 2, "")) for file in i_quants]
+        slow = [msgspec.structs.replace(file, speed=Range(1, 2, "")) for file in i_quants]
         assert i_quants_to_try(k_quants, slow, target, ShipLimits(min_speed=5))[0] == []
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 import models
@@ -18,7 +18,7 @@ HIDDEN, INNER, TOKENS = 32, 128, 16
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "phi", "starcoder2", "nemotron", "gptj", "persimmon"])
 def test_an_mlp_keeps_what_the_table_says(kind: str) -> None:
     """gpt2 drops out behind its MLP, whose mask is a quarter of the inner width in width."""
-    facts = dataclasses.replace(models.recorded_model("gpt2"), model_type=kind)
+    facts = msgspec.structs.replace(models.recorded_model("gpt2"), model_type=kind)
     kept = _kept_bytes(kind) / (TOKENS * INNER * 4)
     assert kept == pytest.approx(mlp_tensors_per_token(facts) + (0.25 if kind == "gpt2" else 0))
 

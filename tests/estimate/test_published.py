@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from machines import recorded_machine
@@ -17,7 +16,9 @@ STEP = MicroStep("cuda", "bfloat16", 4, 1024, checkpointing=True, trained_share=
 EIGHT = recorded_model("llama-3.1-8b")
 
 
-@pytest.mark.parametrize("step", [STEP, dataclasses.replace(STEP, four_bit=True), dataclasses.replace(STEP, full=True)])
+@pytest.mark.parametrize(
+    "step", [STEP, msgspec.structs.replace(STEP, four_bit=True), msgspec.structs.replace(STEP, full=True)]
+)
 def test_the_range_is_no_narrower_than_30_percent(step: MicroStep) -> None:
     """By hand, around the middle of what is counted; but of weights whose number is known nothing is taken away."""
     parts = training_memory(EIGHT, step)
@@ -31,7 +32,7 @@ def test_the_range_is_no_narrower_than_30_percent(step: MicroStep) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_only_cuda_waits_for_measurements(device: str) -> None:
-    parts = training_memory(EIGHT, dataclasses.replace(STEP, device=device))
+    parts = training_memory(EIGHT, msgspec.structs.replace(STEP, device=device))
     assert parts is not None and "spread" not in {part.name for part in parts}
 
 
@@ -54,9 +55,9 @@ def test_a_run_that_needs_as_much_proves_it() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        dataclasses.replace(STEP, full=True),
-        dataclasses.replace(STEP, shards=2),
-        dataclasses.replace(STEP, rows=16, checkpointing=False),  # more than any published run's passes
+        msgspec.structs.replace(STEP, full=True),
+        msgspec.structs.replace(STEP, shards=2),
+        msgspec.structs.replace(STEP, rows=16, checkpointing=False),  # more than any published run's passes
     ],
 )
 def test_what_was_not_published_proves_nothing(step: MicroStep) -> None:
@@ -74,14 +75,14 @@ def test_a_run_of_the_other_kind_proves_nothing(monkeypatch: pytest.MonkeyPatch)
     run = Proven("4-bit", True, 6 * 10**9, 10**9, 9 * 10**9, 12 * 10**9)
     monkeypatch.setattr("skill_train.estimate.published.PROVEN", (run,))
     for four_bit in (False, True):
-        step = dataclasses.replace(STEP, four_bit=four_bit)
+        step = msgspec.structs.replace(STEP, four_bit=four_bit)
         parts = training_memory(EIGHT, step)
         assert parts is not None and (proven_bytes(step, parts) is not None) == four_bit
 
 
 def test_4_bit_weights_must_not_be_more_than_the_runs() -> None:
     """14B in 4 bit is 8 GB of weights or more; the largest such run that was published had 8B, in 5.8 GB."""
-    step = dataclasses.replace(STEP, four_bit=True, rows=1)
+    step = msgspec.structs.replace(STEP, four_bit=True, rows=1)
     for name, proven in (("llama-3.1-8b", True), ("qwen2.5-14b", False)):
         parts = training_memory(recorded_model(name), step)
         assert parts is not None and (proven_bytes(step, parts) is not None) == proven, name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 import models
@@ -36,14 +36,14 @@ def test_operations_by_hand() -> None:
     attention = 2 * 896 * 512 * 512 * 24 * 3.5
     head = 2 * 151_936 * 896 * 512 * 3
     assert micro_step_flops(QWEN, NO_ADAPTER) == linear + attention + head
-    again = dataclasses.replace(NO_ADAPTER, checkpointing=True)
+    again = msgspec.structs.replace(NO_ADAPTER, checkpointing=True)
     assert micro_step_flops(QWEN, again) == linear * 3 / 2 + attention * 4.5 / 3.5 + head
 
 
 def test_operations_where_every_weight_trains() -> None:
     """The gradients of the weights are as much again as those of the inputs; the head: forward, its logits again, and
     both gradients. An adapter that is not there costs nothing."""
-    full = dataclasses.replace(NO_ADAPTER, full=True, lora_r=16)
+    full = msgspec.structs.replace(NO_ADAPTER, full=True, lora_r=16)
     linear, head = 357_898_112 * 2 * 512 * 3, 2 * 151_936 * 896 * 512 * 4
     assert micro_step_flops(QWEN, full) == linear + 2 * 896 * 512 * 512 * 24 * 3.5 + head
 
@@ -51,11 +51,13 @@ def test_operations_where_every_weight_trains() -> None:
 def test_a_processor_reads_the_weights_of_short_rows() -> None:
     """2 cores, 8e9 bytes a second. 512 tokens, 256 of them trained: the layers' 357,898,112 weights twice; the head's
     136,134,656 twice for each 105 trained tokens (16e6 // 151936), so three times twice. Half as much in bfloat16."""
-    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
-    short = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32", trained_share=0.5)
+    machine = msgspec.structs.replace(recorded_machine("bare_cpu"), cores=2)
+    short = msgspec.structs.replace(NO_ADAPTER, device="cpu", dtype="float32", trained_share=0.5)
     seconds = 4 * (357_898_112 * 2 + 136_134_656 * 2 * 3) / 8e9
     assert reading_seconds(QWEN, short, machine) == pytest.approx(seconds)
-    assert reading_seconds(QWEN, dataclasses.replace(short, dtype="bfloat16"), machine) == pytest.approx(seconds / 2)
+    assert reading_seconds(QWEN, msgspec.structs.replace(short, dtype="bfloat16"), machine) == pytest.approx(
+        seconds / 2
+    )
     assert reading_seconds(QWEN, NO_ADAPTER, A100) == 0
     estimate = micro_step_seconds(QWEN, short, machine, Calibration(1e20, "a run", same_shape=True))
     assert estimate is not None and estimate.low == pytest.approx(seconds / 1.25)
@@ -64,10 +66,10 @@ def test_a_processor_reads_the_weights_of_short_rows() -> None:
 def test_the_optimizer_of_every_weight() -> None:
     """AdamW, fused: 494,032,768 weights x 4 bytes x (7 passes, and 3 of clipping) at the A100's 2000 GB/s; each step of
     a run pays it once, whatever the accumulation."""
-    full = dataclasses.replace(NO_ADAPTER, full=True)
+    full = msgspec.structs.replace(NO_ADAPTER, full=True)
     seconds = 494_032_768 * 4 * 10 / 2000e9
     assert optimizer_seconds(QWEN, full, A100) == pytest.approx(seconds)
-    assert optimizer_seconds(QWEN, dataclasses.replace(full, shards=4), A100) == pytest.approx(seconds / 4)
+    assert optimizer_seconds(QWEN, msgspec.structs.replace(full, shards=4), A100) == pytest.approx(seconds / 4)
     assert optimizer_seconds(QWEN, NO_ADAPTER, A100) == 0
     schedule = Schedule(steps=10, accumulation=4, row_tokens=(512.0, 512.0), rows=100, local_weights=True)
     parts, one = training_seconds(QWEN, full, A100, schedule, None), micro_step_seconds(QWEN, full, A100, None)
@@ -78,16 +80,16 @@ def test_the_optimizer_of_every_weight() -> None:
 def test_modules_that_train_beside_an_adapter() -> None:
     """The output head of 151,936 x 896: its gradient, and its logits again, as where every weight trains; and AdamW,
     not fused, for its copy in bfloat16: 18 passes, and 3 of clipping."""
-    saved = dataclasses.replace(NO_ADAPTER, modules_to_save=("lm_head",), optim="adamw_torch")
+    saved = msgspec.structs.replace(NO_ADAPTER, modules_to_save=("lm_head",), optim="adamw_torch")
     alone, with_head = micro_step_flops(QWEN, NO_ADAPTER), micro_step_flops(QWEN, saved)
     assert alone is not None and with_head is not None
     assert with_head - alone == 2 * 151_936 * 896 * 512
     assert optimizer_seconds(QWEN, saved, A100) == pytest.approx(151_936 * 896 * 2 * 21 / 2000e9)
-    in_float = dataclasses.replace(saved, dtype="float32")
+    in_float = msgspec.structs.replace(saved, dtype="float32")
     assert optimizer_seconds(QWEN, in_float, A100) == pytest.approx(151_936 * 896 * 4 * 21 / 2000e9)
-    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
+    machine = msgspec.structs.replace(recorded_machine("bare_cpu"), cores=2)
     frozen, trained = (
-        reading_seconds(QWEN, dataclasses.replace(step, device="cpu", dtype="float32", trained_share=0.2), machine)
+        reading_seconds(QWEN, msgspec.structs.replace(step, device="cpu", dtype="float32", trained_share=0.2), machine)
         for step in (NO_ADAPTER, saved)
     )
     assert trained - frozen == pytest.approx(151_936 * 896 * 4 * 2 / 8e9)  # 102 trained tokens: one chunk of logits
@@ -98,9 +100,9 @@ def test_operations_of_dora_by_hand() -> None:
     once more, forward and backward. Of each forward pass 2 x 16 operations make a weight of the identity matrix times
     A, and as many of that times B."""
     weights = 24 * 896 * (896 + 128 + 128 + 896)
-    plain = dataclasses.replace(NO_ADAPTER, lora_r=16)
+    plain = msgspec.structs.replace(NO_ADAPTER, lora_r=16)
     lora, dora, bare, again = (
-        micro_step_flops(QWEN, dataclasses.replace(plain, **change))
+        micro_step_flops(QWEN, msgspec.structs.replace(plain, **change))
         for change in (
             {},
             {"dora": True},
@@ -108,7 +110,7 @@ def test_operations_of_dora_by_hand() -> None:
             {"dora": True, "lora_dropout": 0.0, "checkpointing": True},
         )
     )
-    lora_again = micro_step_flops(QWEN, dataclasses.replace(plain, checkpointing=True))
+    lora_again = micro_step_flops(QWEN, msgspec.structs.replace(plain, checkpointing=True))
     assert None not in (lora, dora, bare, again, lora_again)
     assert bare - lora == weights * 4 * 16  # type: ignore[operator]
     assert dora - bare == 2 * weights * 512 * 2  # type: ignore[operator]
@@ -124,15 +126,15 @@ def test_dora_takes_as_long_as_was_measured(tokens: int, lora: float, dora: floa
     of Qwen2, 1,024 and 2,816 wide, 16 and 8 heads, 2,048 words, rank 16 on all linear layers (torch 2.13, transformers
     5.23, peft 0.21, 2026-11-29)."""
     body = 6 * (1024 * (1024 + 512 + 512 + 1024) + 3 * 1024 * 2816)
-    model = dataclasses.replace(
+    model = msgspec.structs.replace(
         QWEN, layers=6, hidden_size=1024, intermediate_size=2816, heads=16, kv_heads=8, head_dim=64, vocab_size=2048,
         parameters=body + 2 * 2048 * 1024, embedding_parameters=2 * 2048 * 1024, active_parameters=None,
     )  # fmt: skip
-    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=1)
+    machine = msgspec.structs.replace(recorded_machine("bare_cpu"), cores=1)
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     step = MicroStep("cpu", "float32", 1, tokens, checkpointing=False, target_modules=targets)
     changes: list[dict[str, Any]] = [{}, {"dora": True}, {"dora": True, "lora_dropout": 0.0}]
-    steps = [dataclasses.replace(step, **change) for change in changes]
+    steps = [msgspec.structs.replace(step, **change) for change in changes]
     computing = lora - reading_seconds(model, step, machine)
     speed = Calibration((micro_step_flops(model, step) or 0) / computing, "a run", same_shape=True)
     made = [micro_step_seconds(model, each, machine, speed) for each in steps]
@@ -142,15 +144,17 @@ def test_dora_takes_as_long_as_was_measured(tokens: int, lora: float, dora: floa
 
 def test_the_norms_of_dora_on_a_gpu() -> None:
     """Seven reads and writes of four bytes for each weight, at 2000 GB/s."""
-    dora = dataclasses.replace(NO_ADAPTER, lora_r=16, dora=True)
+    dora = msgspec.structs.replace(NO_ADAPTER, lora_r=16, dora=True)
     seconds = 24 * 896 * (896 + 128 + 128 + 896) * 4 * 7 / 2000e9
     assert dequantizing_seconds(QWEN, dora, A100) == pytest.approx(seconds)
-    assert dequantizing_seconds(QWEN, dataclasses.replace(dora, checkpointing=True), A100) == pytest.approx(2 * seconds)
+    assert dequantizing_seconds(QWEN, msgspec.structs.replace(dora, checkpointing=True), A100) == pytest.approx(
+        2 * seconds
+    )
     assert dequantizing_seconds(QWEN, NO_ADAPTER, A100) == 0
 
 
 def test_the_head_sees_trained_tokens_only() -> None:
-    half = dataclasses.replace(NO_ADAPTER, trained_share=0.5)
+    half = msgspec.structs.replace(NO_ADAPTER, trained_share=0.5)
     whole, less = micro_step_flops(QWEN, NO_ADAPTER), micro_step_flops(QWEN, half)
     assert whole is not None and less is not None
     assert whole - less == 151_936 * 896 * 512 * 3
@@ -158,7 +162,7 @@ def test_the_head_sees_trained_tokens_only() -> None:
 
 def test_a_mixture_of_experts_computes_its_active_parameters() -> None:
     mixture = models.recorded_model("qwen3-30b-a3b")
-    dense = dataclasses.replace(mixture, active_parameters=mixture.parameters)
+    dense = msgspec.structs.replace(mixture, active_parameters=mixture.parameters)
     one, all_ = micro_step_flops(mixture, NO_ADAPTER), micro_step_flops(dense, NO_ADAPTER)
     assert one is not None and all_ is not None
     assert all_ / one > 5
@@ -214,18 +218,18 @@ def test_the_kernels_of_a_small_step_must_be_launched_all_the_same() -> None:
 
 
 def test_an_unknown_speed_is_unknown() -> None:
-    unknown = dataclasses.replace(A100, chip="NVIDIA Something New")
+    unknown = msgspec.structs.replace(A100, chip="NVIDIA Something New")
     assert micro_step_seconds(QWEN, NO_ADAPTER, unknown, None) is None
-    bare = dataclasses.replace(recorded_machine("bare_cpu"), cpu_mhz=None)
-    assert micro_step_seconds(QWEN, dataclasses.replace(NO_ADAPTER, device="cpu"), bare, None) is None
+    bare = msgspec.structs.replace(recorded_machine("bare_cpu"), cpu_mhz=None)
+    assert micro_step_seconds(QWEN, msgspec.structs.replace(NO_ADAPTER, device="cpu"), bare, None) is None
 
 
 def test_a_processor_by_hand() -> None:
     """4 cores at 2,500 MHz with AVX2: 4 x 2.5e9 x 2 units x 8 lanes x 2 = 320 GFLOPS."""
-    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=4, cpu_mhz=2500.0, cpu_features=("avx2",))
+    machine = msgspec.structs.replace(recorded_machine("bare_cpu"), cores=4, cpu_mhz=2500.0, cpu_features=("avx2",))
     assert cpu_flops(machine) == 320e9
-    assert cpu_flops(dataclasses.replace(machine, cpu_features=("avx2", "avx512f"))) == 640e9
-    assert cpu_flops(dataclasses.replace(machine, cpu_features=("asimd",))) == 160e9
+    assert cpu_flops(msgspec.structs.replace(machine, cpu_features=("avx2", "avx512f"))) == 640e9
+    assert cpu_flops(msgspec.structs.replace(machine, cpu_features=("asimd",))) == 160e9
     assert device_speed(machine) is None
 
 
@@ -235,18 +239,18 @@ def test_the_parts_of_a_run() -> None:
     assert parts is not None
     names = [part.name for part in parts]
     assert names == ["imports", "download", "loading", "tokenizing", "checks", "training"]
-    one = micro_step_seconds(QWEN, dataclasses.replace(NO_ADAPTER, length=100), A100, None)
+    one = micro_step_seconds(QWEN, msgspec.structs.replace(NO_ADAPTER, length=100), A100, None)
     assert one is not None and parts[-1].low == pytest.approx(40 * one.low)
-    here = training_seconds(QWEN, NO_ADAPTER, A100, dataclasses.replace(schedule, local_weights=True), None)
+    here = training_seconds(QWEN, NO_ADAPTER, A100, msgspec.structs.replace(schedule, local_weights=True), None)
     assert here is not None and "download" not in [part.name for part in here]
 
 
 def test_rows_of_a_batch_are_padded() -> None:
     """Several rows at a time take as long as the longest of them: the upper end counts 30 % more tokens."""
     schedule = Schedule(steps=1, accumulation=1, row_tokens=(200.0, 200.0), rows=4, local_weights=True)
-    four = dataclasses.replace(NO_ADAPTER, rows=4)
+    four = msgspec.structs.replace(NO_ADAPTER, rows=4)
     parts = training_seconds(QWEN, four, A100, schedule, None)
-    long = micro_step_seconds(QWEN, dataclasses.replace(four, length=260), A100, None)
+    long = micro_step_seconds(QWEN, msgspec.structs.replace(four, length=260), A100, None)
     assert parts is not None and long is not None
     assert parts[-1].high == pytest.approx(long.high)
 
@@ -255,7 +259,7 @@ def test_rows_of_a_batch_are_padded() -> None:
 
 GEMMA, QWEN_VL = models.recorded_model("gemma-3-4b"), models.recorded_model("qwen2.5-vl-7b")
 ONE_PICTURE = PictureTokenFacts(256, 256, 256.0, 256, 260.0, 260, 256.0**2)
-WITH_PICTURES = dataclasses.replace(NO_ADAPTER, images=True, pictures=ONE_PICTURE)
+WITH_PICTURES = msgspec.structs.replace(NO_ADAPTER, images=True, pictures=ONE_PICTURE)
 
 
 def test_operations_of_a_picture_by_hand() -> None:
@@ -266,14 +270,14 @@ def test_operations_of_a_picture_by_hand() -> None:
     attention = 4 * 1152 * 4096**2 * 27
     projector = 2 * 256 * 1152 * 2560
     assert picture_flops(GEMMA, WITH_PICTURES) == linear + attention + projector
-    tuned = dataclasses.replace(WITH_PICTURES, projector_trains=True)
+    tuned = msgspec.structs.replace(WITH_PICTURES, projector_trains=True)
     assert picture_flops(GEMMA, tuned) == linear + attention + 2 * projector
-    tuned = dataclasses.replace(tuned, tower_trains=True)
+    tuned = msgspec.structs.replace(tuned, tower_trains=True)
     assert picture_flops(GEMMA, tuned) == 2 * linear + 3.5 * attention + 2 * projector
-    again = dataclasses.replace(tuned, checkpointing=True, full=True)
+    again = msgspec.structs.replace(tuned, checkpointing=True, full=True)
     assert picture_flops(GEMMA, again) == 4 * linear + 4.5 * attention + 3 * projector
-    assert picture_flops(GEMMA, dataclasses.replace(WITH_PICTURES, rows=2)) == 2 * (linear + attention + projector)
-    assert picture_flops(GEMMA, dataclasses.replace(WITH_PICTURES, images=False)) == 0
+    assert picture_flops(GEMMA, msgspec.structs.replace(WITH_PICTURES, rows=2)) == 2 * (linear + attention + projector)
+    assert picture_flops(GEMMA, msgspec.structs.replace(WITH_PICTURES, images=False)) == 0
 
 
 def test_operations_of_windows() -> None:
@@ -297,9 +301,9 @@ def test_a_token_passes_the_language_model_alone() -> None:
 
 
 def test_a_processor_reads_the_tower_once_for_pictures() -> None:
-    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
-    text = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32")
-    pictures = dataclasses.replace(text, images=True, pictures=ONE_PICTURE)
+    machine = msgspec.structs.replace(recorded_machine("bare_cpu"), cores=2)
+    text = msgspec.structs.replace(NO_ADAPTER, device="cpu", dtype="float32")
+    pictures = msgspec.structs.replace(text, images=True, pictures=ONE_PICTURE)
     tower = GEMMA.tower.parameters if GEMMA.tower else 0
     more = reading_seconds(GEMMA, pictures, machine) - reading_seconds(GEMMA, text, machine)
     assert more == pytest.approx(4 * tower / 8e9)
@@ -308,13 +312,13 @@ def test_a_processor_reads_the_tower_once_for_pictures() -> None:
 def test_the_time_of_pictures_is_a_part_with_its_reason() -> None:
     schedule = Schedule(steps=10, accumulation=4, row_tokens=(300.0, 400.0), rows=100, local_weights=True)
     parts = {part.name: part for part in training_seconds(GEMMA, WITH_PICTURES, A100, schedule, None) or []}
-    text = dataclasses.replace(WITH_PICTURES, images=False)
+    text = msgspec.structs.replace(WITH_PICTURES, images=False)
     without = {part.name: part for part in training_seconds(GEMMA, text, A100, schedule, None) or []}
     assert parts["training"] == without["training"] and "pictures" not in without
     assert 0 < parts["pictures"].low < parts["pictures"].high
     assert parts["pictures"].because == (
         "4,096 patches a row through 27 layers, forward alone; 414.7M parameters with the projector"
     )
-    unknown = dataclasses.replace(WITH_PICTURES, pictures=None)
+    unknown = msgspec.structs.replace(WITH_PICTURES, pictures=None)
     parts = {part.name: part for part in training_seconds(GEMMA, unknown, A100, schedule, None) or []}
     assert parts["pictures"].low == 0 and parts["pictures"].because.startswith("up to 8,192 patches a row")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skill_train.hub import flavors
@@ -120,7 +120,7 @@ def test_an_answer_from_the_future_counts_for_nothing(tmp_path: Path) -> None:
 
 
 def _keep(folder: Path, *, hours: float, read_at: str = "2026-11-20") -> None:
-    flavor = dataclasses.replace(flavors.shipped()[4], name="t4-small", usd_per_hour=0.7, read_at=read_at)
+    flavor = msgspec.structs.replace(flavors.shipped()[4], name="t4-small", usd_per_hour=0.7, read_at=read_at)
     flavors._keep((flavor,), HUB)
     (kept,) = folder.glob("flavors-*.json")
     document = json.loads(kept.read_text()) | {"asked": time.time() - hours * 3600}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import models
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
     assert remember(CPU, "cpu", _file(10**9, 10**8), 10.0, "2026-11-26") == pytest.approx(10.0705, rel=1e-3)
     known = known_reading(CPU)
     assert known is not None and known.basis == "model-q8_0.gguf, 2026-11-26"
-    assert known_reading(dataclasses.replace(CPU, chip="another")) is None
+    assert known_reading(msgspec.structs.replace(CPU, chip="another")) is None
 
 
 def test_estimates_use_it() -> None:
@@ -46,7 +46,7 @@ def test_estimates_use_it() -> None:
     assert estimated_file(model, machine_target(CPU), "q8_0", 512).speed is None
     remember(CPU, "cpu", _file(10**9), 10.0, "2026-11-26")
     speed = estimated_file(
-        model, machine_target(dataclasses.replace(CPU, reading=known_reading(CPU))), "q8_0", 512
+        model, machine_target(msgspec.structs.replace(CPU, reading=known_reading(CPU))), "q8_0", 512
     ).speed
     assert speed is not None and 5.5 < speed.low < 7.5 < speed.high < 11 and "as measured" in speed.basis
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -88,7 +87,7 @@ def test_the_parameters_in_experts_are_those_of_the_files(name: str) -> None:
     """Two of four experts are used: a token passes all parameters but half of those that the model has in experts."""
     folder = tiny_families.folder(name)
     facts, inside = models.read_model(folder), _in_experts(folder)
-    unread = dataclasses.replace(facts, expert_parameters=None, active_parameters=None)
+    unread = msgspec.structs.replace(facts, expert_parameters=None, active_parameters=None)
     for each in (facts, with_files(unread, models.tensor_shapes(folder))):  # the latter as of a model on the Hub
         assert each.expert_parameters == inside > 0
         assert each.active_parameters == (facts.parameters or 0) - inside // 2
@@ -118,7 +117,7 @@ def test_what_predicts_further_tokens_is_neither_counted_nor_a_target(
     recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "finetuning_type": finetuning})
     here = models.read_model(folder)
     stored = sum(tensor.numel() for tensor in (tensors | extra).values())
-    on_the_hub = dataclasses.replace(
+    on_the_hub = msgspec.structs.replace(
         here, parameters=stored, active_parameters=None, expert_parameters=None, further_parameters=0
     )
     built = AutoModelForCausalLM.from_pretrained(folder)

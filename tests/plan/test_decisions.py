@@ -22,6 +22,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from machines import recorded_machine
@@ -392,7 +393,7 @@ def test_70b_in_4_bit_needs_what_the_guide_says() -> None:
 )
 def test_a_gpu_that_torch_has_no_kernels_for(chip: str, capability: float, where: str) -> None:
     """RELEASE.md of PyTorch: its builds of CUDA 13 begin with Turing, 7.5. `--where local` is for another build."""
-    machine = dataclasses.replace(recorded_machine("t4"), chip=chip, compute_capability=capability)
+    machine = msgspec.structs.replace(recorded_machine("t4"), chip=chip, compute_capability=capability)
     plan = decided("qwen2.5-0.5b", machine)
     assert (plan["where"], says(plan).get("old gpu")) == (where, "cloud" if where == "cloud" else None)
     assert decided("qwen2.5-0.5b", machine, where="local")["blockers"] == []
@@ -412,7 +413,7 @@ def test_what_of_the_shape_is_unknown_is_named_once() -> None:
 def test_what_is_unknown_decides_nothing() -> None:
     """A model without a shape and a chip without a published speed: no figure is made up, and nothing is blocked
     because of it but the memory."""
-    shapeless = dataclasses.replace(
+    shapeless = msgspec.structs.replace(
         recorded_model("qwen2.5-0.5b"), parameters=None, layers=None, unknown={"parameters": "no config arithmetic"}
     )
     plan = decided(shapeless, "m2_pro_16gb")
@@ -420,7 +421,7 @@ def test_what_is_unknown_decides_nothing() -> None:
         ("model size", "memory", "time"), "either"
     )
     assert [blocker["code"] for blocker in plan["blockers"]] == ["unknown_memory"]
-    laptop = dataclasses.replace(recorded_machine("rtx_4090"), chip="NVIDIA GeForce RTX 4090 Laptop GPU")
+    laptop = msgspec.structs.replace(recorded_machine("rtx_4090"), chip="NVIDIA GeForce RTX 4090 Laptop GPU")
     plan = decided("qwen2.5-0.5b", laptop)
     assert (plan["where"], says(plan)["time"], plan["estimates"]["seconds"]["low"]) == ("local", "either", None)
 

@@ -9,9 +9,9 @@ A long run goes by that; a short one is start and download, and goes by the pric
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from machines import recorded_machine
@@ -28,7 +28,7 @@ _405B = 405_853_388_800
 
 
 def _large(parameters: int = _405B) -> ModelFacts:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         recorded_model("llama-3.1-70b"),
         parameters=parameters,
         active_parameters=parameters,
@@ -149,7 +149,7 @@ def test_weights_that_wait_in_host_memory_lie_there_twice_at_first() -> None:
 
 
 def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
-    less = dataclasses.replace(shipped_flavor(name), ram_bytes=gigabytes * 10**9)
+    less = msgspec.structs.replace(shipped_flavor(name), ram_bytes=gigabytes * 10**9)
     return _cloud(model, offered=[less], flavor=name, max_steps=1)
 
 
@@ -208,7 +208,7 @@ def test_host_memory_that_is_too_small_takes_no_weights() -> None:
     machine = recorded_machine("8x_l40s")
     roomy = decided(_large(), machine, where="local", max_hours=100)
     assert (roomy["placement"]["strategy"], roomy["placement"]["offload"]) == ("fsdp", True)
-    small = dataclasses.replace(machine, ram_bytes=512 * 10**9, ram_available_bytes=500 * 10**9)
+    small = msgspec.structs.replace(machine, ram_bytes=512 * 10**9, ram_available_bytes=500 * 10**9)
     tight = decided(_large(), small, where="local", max_hours=100)
     assert [blocker["code"] for blocker in tight["blockers"]] == ["no_memory"]
     assert says(decided(_large(), small, max_hours=100))["memory"] == "cloud"
@@ -224,18 +224,18 @@ def test_the_device_of_this_machine_is_not_that_of_a_flavor() -> None:
 def test_a_disk_that_is_too_small() -> None:
     """A run of 7B leaves 15 GB merged, 15 GB in f16, 8 GB in q8_0 and 5 GB in q4_k_m here. A job downloads 15 GB, and
     merges nothing."""
-    machine = dataclasses.replace(recorded_machine("a100_80gb"), disk_free_bytes=40 * 10**9)
+    machine = msgspec.structs.replace(recorded_machine("a100_80gb"), disk_free_bytes=40 * 10**9)
     here = decided("qwen2.5-7b", machine, where="local")
     assert [blocker["code"] for blocker in here["blockers"]] == ["no_disk"]
     for gigabytes, codes in ((40, []), (16, []), (15, ["no_disk"])):
-        small = [dataclasses.replace(flavor, disk_bytes=gigabytes * 10**9) for flavor in flavors.shipped()]
+        small = [msgspec.structs.replace(flavor, disk_bytes=gigabytes * 10**9) for flavor in flavors.shipped()]
         plan = _cloud("qwen2.5-7b", offered=small, flavor="a100-large")
         assert [blocker["code"] for blocker in plan["blockers"]] == codes, gigabytes
 
 
 def test_equal_prices_go_by_name() -> None:
     t4 = shipped_flavor("t4-small")
-    offered = [dataclasses.replace(t4, name=name) for name in ("b", "c", "a")]
+    offered = [msgspec.structs.replace(t4, name=name) for name in ("b", "c", "a")]
     assert _cloud("qwen2.5-0.5b", offered=offered)["flavor"] == "a"
     assert _cloud("qwen2.5-0.5b", offered=offered[::-1])["flavor"] == "a"
 

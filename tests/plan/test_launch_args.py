@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ MAC = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 << 30, 8 << 30, None, 8, 
 
 def _gpus(name: str, count: int, *, nvlink: bool | None) -> MachineFacts:
     gpu = Gpu(name, 48 << 30, None, 8.9, nvlink)
-    return dataclasses.replace(CPU, chip=name, device="cuda", cores=64, gpus=(gpu,) * count)
+    return msgspec.structs.replace(CPU, chip=name, device="cuda", cores=64, gpus=(gpu,) * count)
 
 
 L40S = _gpus("NVIDIA L40S", 8, nvlink=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 import subprocess
 import sys
@@ -32,14 +31,16 @@ LAPTOP = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 * GIB, 12 * GIB, None,
 A100 = MachineFacts("Linux", "NVIDIA A100-SXM4-80GB", "cuda", 81920 << 20, 81000 << 20, 8.0, 32, False)
 T4 = MachineFacts("Linux", "Tesla T4", "cuda", 15360 << 20, 15000 << 20, 7.5, 2, False)
 CPU = MachineFacts("Linux", "AMD EPYC 7B13", "cpu", 16 * GIB, 12 * GIB, None, 4, False)
-AMX = dataclasses.replace(CPU, chip="Intel Xeon Platinum 8481C", bf16_matrix=True)
+AMX = msgspec.structs.replace(CPU, chip="Intel Xeon Platinum 8481C", bf16_matrix=True)
 
 # Qwen2.5-0.5B: 494,032,768 parameters (its model card says 0.49B), 24 layers, width 896.
 MODEL = ModelFacts("m", "f" * 64, "qwen2", "Qwen2ForCausalLM", 494032768, 24, 896, 151936, 32768, "BF16", None, True)
 CHAT = DatasetFacts("d", "e" * 64, 1000, ("messages",), "messages", {"messages": "messages"}, 1, "found")
-TEXT = dataclasses.replace(CHAT, format="text", columns={"text": "text"}, column_names=("text",))
-PAIRS = dataclasses.replace(CHAT, format="prompt_completion", columns={"prompt": "prompt", "completion": "completion"})
-BARE = dataclasses.replace(PAIRS, format="completion")
+TEXT = msgspec.structs.replace(CHAT, format="text", columns={"text": "text"}, column_names=("text",))
+PAIRS = msgspec.structs.replace(
+    CHAT, format="prompt_completion", columns={"prompt": "prompt", "completion": "completion"}
+)
+BARE = msgspec.structs.replace(PAIRS, format="completion")
 
 
 # --- Batch split: the effective batch is the recipe's, the split is the machine's ---
@@ -61,7 +62,7 @@ BARE = dataclasses.replace(PAIRS, format="completion")
     ],
 )
 def test_the_batch_split_on_a_mac(chip: str, gib: int, rows: int, accumulated: int) -> None:
-    machine = dataclasses.replace(LAPTOP, chip=chip, memory_bytes=gib * GIB, available_bytes=gib * GIB)
+    machine = msgspec.structs.replace(LAPTOP, chip=chip, memory_bytes=gib * GIB, available_bytes=gib * GIB)
     assert _split(_plan(machine=machine)) == (rows, accumulated, 1)
 
 
@@ -77,12 +78,12 @@ def test_the_batch_split_on_a_mac(chip: str, gib: int, rows: int, accumulated: i
 )
 def test_the_batch_split_on_a_gpu(mebibytes: int, rows: int, accumulated: int) -> None:
     """Memory as nvidia-smi states it for these cards; the split of the user's tables."""
-    machine = dataclasses.replace(A100, memory_bytes=mebibytes << 20)
+    machine = msgspec.structs.replace(A100, memory_bytes=mebibytes << 20)
     assert _split(_plan(machine=machine)) == (rows, accumulated, 1)
 
 
 def test_the_batch_split_on_a_processor_depends_on_the_model() -> None:
-    small = dataclasses.replace(MODEL, parameters=10_000_000)
+    small = msgspec.structs.replace(MODEL, parameters=10_000_000)
     assert _split(_plan(machine=CPU)) == (1, 16, 1)
     assert _split(_plan(machine=CPU, model=small, max_length=128)) == (8, 2, 1)
 
@@ -94,7 +95,7 @@ def test_the_split_divides_the_effective_batch(effective: int, split: tuple[int,
 
 
 def test_unknown_memory_takes_one_row_and_checkpointing() -> None:
-    machine = dataclasses.replace(LAPTOP, memory_bytes=None, available_bytes=None)
+    machine = msgspec.structs.replace(LAPTOP, memory_bytes=None, available_bytes=None)
     plan = _plan(machine=machine)
     assert _split(plan) == (1, 16, 1)
     assert plan["placement"]["gradient_checkpointing"] is True
@@ -113,9 +114,9 @@ def _probe(bf16_seconds: float, bf16_loss: float | None) -> Probed:
     [
         (LAPTOP, None, "float32", "MPS"),
         (A100, None, "bfloat16", "8.0"),
-        (dataclasses.replace(A100, compute_capability=9.0), None, "bfloat16", "9.0"),
+        (msgspec.structs.replace(A100, compute_capability=9.0), None, "bfloat16", "9.0"),
         (T4, None, "float16", "7.5"),
-        (dataclasses.replace(T4, compute_capability=None), None, "float32", "unknown"),
+        (msgspec.structs.replace(T4, compute_capability=None), None, "float32", "unknown"),
         (CPU, None, "float32", "no bf16 instructions"),
         (CPU, _probe(0.1, 10.0), "float32", "no bf16 instructions"),
         (AMX, None, "float32", "no probe"),
@@ -176,13 +177,13 @@ def test_what_is_asked_for_is_taken_and_said() -> None:
         (LAPTOP, 494032768, Choices(), False),
         (LAPTOP, 10_000_000, Choices(dtype="bfloat16"), True),
         (LAPTOP, 494032768, Choices(dtype="bfloat16", force=True), False),
-        (dataclasses.replace(AMX, device="mps"), 494032768, Choices(device="cpu"), True),
+        (msgspec.structs.replace(AMX, device="mps"), 494032768, Choices(device="cpu"), True),
     ],
 )
 def test_a_probe_is_made_only_where_it_can_change_the_plan(
     machine: MachineFacts, parameters: int | None, choices: Choices, wanted: bool
 ) -> None:
-    assert wants_probe(machine, dataclasses.replace(MODEL, parameters=parameters), choices) is wanted
+    assert wants_probe(machine, msgspec.structs.replace(MODEL, parameters=parameters), choices) is wanted
 
 
 # --- What is refused before anything runs ---
@@ -200,7 +201,7 @@ def test_4_bit_off_cuda_is_blocked(machine: MachineFacts) -> None:
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"])
 def test_a_quantized_base_is_refused(method: str, four_bit: bool) -> None:
     """transformers 5.23 loads none of these with the config of bitsandbytes, but for its own (quantizers/auto.py)."""
-    quantized = dataclasses.replace(MODEL, quantization=method)
+    quantized = msgspec.structs.replace(MODEL, quantization=method)
     if four_bit and method == "bitsandbytes":
         assert _plan(model=quantized, machine=A100, load_in_4bit=True)["recipe"]["load_in_4bit"] is True
         return
@@ -211,7 +212,7 @@ def test_a_quantized_base_is_refused(method: str, four_bit: bool) -> None:
 
 
 def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:
-    unknown = dataclasses.replace(MODEL, model_type="brandnew")
+    unknown = msgspec.structs.replace(MODEL, model_type="brandnew")
     with pytest.raises(UsageError) as caught:
         _plan(model=unknown)
     assert (caught.value.code, caught.value.got) == ("no_such_target", "brandnew")
@@ -222,7 +223,7 @@ def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:
 @pytest.mark.parametrize("data_format", ["messages", "sharegpt", "instruction", "question_answer"])
 def test_conversations_without_a_chat_template_are_refused(data_format: str) -> None:
     with pytest.raises(UsageError) as caught:
-        _plan(model=_silent(), dataset=dataclasses.replace(CHAT, format=data_format))
+        _plan(model=_silent(), dataset=msgspec.structs.replace(CHAT, format=data_format))
     assert (caught.value.code, caught.value.exit_code) == ("no_chat_template", 2)
     assert "Instruct" in caught.value.hint
 
@@ -275,7 +276,7 @@ def test_a_part_of_a_plain_text_cannot_be_asked_for(loss_on: str) -> None:
     ],
 )
 def test_lora_targets_by_architecture(model_type: str, targets: list[str]) -> None:
-    plan = _plan(model=dataclasses.replace(MODEL, model_type=model_type))
+    plan = _plan(model=msgspec.structs.replace(MODEL, model_type=model_type))
     assert plan["recipe"]["target_modules"] == targets
     assert model_type in _reason(plan, "target_modules")
 
@@ -298,7 +299,7 @@ def test_target_lists_are_not_shared_between_plans() -> None:
     ],
 )
 def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> None:
-    dataset = dataclasses.replace(CHAT, rows=rows)
+    dataset = msgspec.structs.replace(CHAT, rows=rows)
     plan = _plan(dataset=dataset, num_train_epochs=epochs, effective_batch_size=batch)
     assert plan["recipe"]["max_steps"] == steps
     assert f"{epochs:g} epochs" in _reason(plan, "max_steps")
@@ -306,10 +307,10 @@ def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> 
 
 def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
     """An earlier or later stop is a part of what is decided on: 950 of 1000 rows train."""
-    estimated = dataclasses.replace(CHAT, rows=1000, rows_estimated="estimated from the first 0.5 of 21 MB")
+    estimated = msgspec.structs.replace(CHAT, rows=1000, rows_estimated="estimated from the first 0.5 of 21 MB")
     said = [
         _reason(_plan(dataset=dataset, effective_batch_size=16, **recipe), decided)
-        for dataset in (estimated, dataclasses.replace(CHAT, rows=1000))
+        for dataset in (estimated, msgspec.structs.replace(CHAT, rows=1000))
         for decided, recipe in (("max_steps", {"num_train_epochs": 1}), ("epochs", {"max_steps": 50}))
     ]
     assert said == [
@@ -333,7 +334,7 @@ def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
 )
 def test_few_rows_are_read_more_often(rows: int, epochs: int, steps: int) -> None:
     """The table of references/training_methods.md. What the user says comes first, one epoch too."""
-    dataset = dataclasses.replace(CHAT, rows=rows)
+    dataset = msgspec.structs.replace(CHAT, rows=rows)
     plan = _plan(dataset=dataset, max_steps=None, effective_batch_size=16)
     assert plan["recipe"]["max_steps"] == steps
     reason = next(reason for reason in plan["reasons"] if reason["rule"] == "max_steps")
@@ -431,8 +432,8 @@ def test_rows_beyond_a_table_of_positions_are_refused(
 ) -> None:
     """GPT-2's table ends at 1024: its forward pass is an IndexError there. Qwen2 computes a position of any number."""
     tokens = TokenFacts("counted in all rows", True, (9, 9), longest, (9, 9), max_length)
-    model = dataclasses.replace(MODEL, model_type=model_type, context=1024)
-    values = {"model": model, "dataset": dataclasses.replace(TEXT, tokens=tokens), "max_length": max_length}
+    model = msgspec.structs.replace(MODEL, model_type=model_type, context=1024)
+    values = {"model": model, "dataset": msgspec.structs.replace(TEXT, tokens=tokens), "max_length": max_length}
     if not refused:
         assert _plan(**values)["recipe"]["max_length"] == max_length
         return
@@ -475,7 +476,11 @@ def test_the_hash_is_the_same_on_every_machine_and_not_after_a_change() -> None:
     plans = [_plan(machine=machine) for machine in (LAPTOP, A100, T4, CPU)]
     assert len({plan["recipe_hash"] for plan in plans}) == 1
     assert len({str(plan["placement"]) for plan in plans}) == 4
-    changed = [_plan(learning_rate=1e-4), _plan(max_steps=7), _plan(model=dataclasses.replace(MODEL, fingerprint="0"))]
+    changed = [
+        _plan(learning_rate=1e-4),
+        _plan(max_steps=7),
+        _plan(model=msgspec.structs.replace(MODEL, fingerprint="0")),
+    ]
     assert len({plan["recipe_hash"] for plan in [*plans, *changed]}) == 4
 
 
@@ -484,7 +489,7 @@ def test_the_hash_is_the_same_on_every_machine_and_not_after_a_change() -> None:
 
 def test_a_step_is_not_added_by_the_last_digit_of_a_float() -> None:
     """50 x 1.1 is 55, and 55.00000000000001 in binary."""
-    rows = dataclasses.replace(CHAT, rows=50)
+    rows = msgspec.structs.replace(CHAT, rows=50)
     values = {"num_train_epochs": 1.1, "effective_batch_size": 1, "held_out_fraction": 0.0}
     assert _plan(machine=A100, dataset=rows, **values)["recipe"]["max_steps"] == 55
 
@@ -496,7 +501,9 @@ def test_full_fine_tuning_reads_no_field_of_lora() -> None:
     assert plan["recipe_hash"] == other["recipe_hash"] != _plan(machine=A100)["recipe_hash"]
     assert plan["recipe"]["target_modules"] == [] and plan["recipe"]["modules_to_save"] is None
     assert "not read" in _reason(plan, "finetuning_type")
-    unknown = dataclasses.replace(MODEL, model_type="something_new")  # no LoRA targets are known, and none are needed
+    unknown = msgspec.structs.replace(
+        MODEL, model_type="something_new"
+    )  # no LoRA targets are known, and none are needed
     assert _plan(machine=A100, model=unknown, finetuning_type="full")["recipe"]["finetuning_type"] == "full"
 
 
@@ -551,7 +558,7 @@ def test_checkpointing_when_memory_is_short() -> None:
     """The upper estimate without checkpointing decides, against nine tenths of what is free."""
     need = _plan(machine=CPU, max_length=512)["estimates"]["memory_bytes"]["high"]
     for free, checkpointing in ((need / 0.9 + 10, False), (need / 0.9 - 10, True)):
-        machine = dataclasses.replace(CPU, available_bytes=int(free))
+        machine = msgspec.structs.replace(CPU, available_bytes=int(free))
         assert _plan(machine=machine, max_length=512)["placement"]["gradient_checkpointing"] is checkpointing
 
 
@@ -580,7 +587,7 @@ def test_one_long_row_does_not_decide_the_split() -> None:
 def test_processes_stand_in_the_comparison() -> None:
     """Two A100: 16 rows of a step are 8 for each, of which 4 at a time are sure to fit; 16 need
     recomputation."""
-    two = dataclasses.replace(A100, gpus=(Gpu(A100.chip, 81920 << 20, 81000 << 20, 8.0, True),) * 2)
+    two = msgspec.structs.replace(A100, gpus=(Gpu(A100.chip, 81920 << 20, 81000 << 20, 8.0, True),) * 2)
     plan = _plan(machine=two, model=SEVEN, max_length=1024, dataset=_of_lengths(1024, 1024), effective_batch_size=32)
     assert _split(plan) == (4, 4, 2)
     assert "times as quick as 16 x 1 x 2 processes with checkpointing" in _reason(plan, "batch")
@@ -590,8 +597,12 @@ def test_processes_stand_in_the_comparison() -> None:
     ("machine", "model", "mean"),
     [
         (A100, MODEL, 600),  # fits without recomputation
-        (dataclasses.replace(A100, chip="NVIDIA X1"), SEVEN, 300),  # of unknown speed
-        (dataclasses.replace(LAPTOP, memory_bytes=192 * GIB, available_bytes=190 * GIB), SEVEN, 300),  # not on a Mac
+        (msgspec.structs.replace(A100, chip="NVIDIA X1"), SEVEN, 300),  # of unknown speed
+        (
+            msgspec.structs.replace(LAPTOP, memory_bytes=192 * GIB, available_bytes=190 * GIB),
+            SEVEN,
+            300,
+        ),  # not on a Mac
     ],
 )
 def test_else_as_many_rows_as_the_table_says(machine: MachineFacts, model: ModelFacts, mean: float) -> None:
@@ -602,7 +613,7 @@ def test_else_as_many_rows_as_the_table_says(machine: MachineFacts, model: Model
 
 def _of_lengths(mean: float, longest: int) -> DatasetFacts:
     tokens = TokenFacts("counted in all rows", True, (mean, mean), (longest, longest), (mean, mean), longest)
-    return dataclasses.replace(CHAT, tokens=tokens)
+    return msgspec.structs.replace(CHAT, tokens=tokens)
 
 
 def test_no_flavor_is_offered_for_sensitive_rows() -> None:
@@ -626,7 +637,7 @@ def _plan(
     **values: Any,
 ) -> dict[str, Any]:
     recipe: Recipe = from_dict({"model": "m", "data": "d", **values})
-    choices = dataclasses.replace(choices, where="local")
+    choices = msgspec.structs.replace(choices, where="local")
     return make_plan(recipe, Facts(model, dataset, machine), choices=choices, probe=probe).as_dict()
 
 
@@ -642,7 +653,7 @@ def _reason(plan: dict[str, Any], rule: str) -> str:
 
 
 def _silent() -> ModelFacts:
-    return dataclasses.replace(MODEL, has_chat_template=False)
+    return msgspec.structs.replace(MODEL, has_chat_template=False)
 
 
 def test_who_else_is_told_of_the_metrics_is_a_choice_and_not_of_the_recipe() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -234,7 +235,7 @@ def _parsed(arguments: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.usefixtures("_own_environment")
 def test_accelerate_understands_the_arguments() -> None:
     """Parsed by the parser of `accelerate launch`; for FSDP 2, made into its plugin from what it would set."""
-    gpus = training.dataclasses.replace(training.TWO_CORES, device="cuda", gpus=GPUS)
+    gpus = msgspec.structs.replace(training.TWO_CORES, device="cuda", gpus=GPUS)
     placement = {"device": "cuda", "threads": None, "num_processes": 2, "strategy": "fsdp", "offload": False}
     plain = planning.plan_with(placement=placement).placement
     made = [

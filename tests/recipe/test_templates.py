@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from machines import recorded_machine
@@ -64,9 +64,9 @@ def _plan(asked: recipe.Recipe, model: str, machine: str) -> dict[str, Any]:
     data_format = asked.format or rows.format
     columns = {"text": "text"} if data_format == "text" else {"instruction": "instruction", "output": "output"}
     if data_format != "messages":
-        rows = dataclasses.replace(rows, format=data_format, columns=columns)
+        rows = msgspec.structs.replace(rows, format=data_format, columns=columns)
     if asked.preprocess is not None:
-        rows = dataclasses.replace(rows, images=1000, most_images=1, image_pixels=1000 * 640 * 480)
+        rows = msgspec.structs.replace(rows, images=1000, most_images=1, image_pixels=1000 * 640 * 480)
     return make_plan(
         asked,
         Facts(recorded_model(model), rows, recorded_machine(machine)),

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from hostile import RAW, command, cut, edited, file_bytes, judged, text
@@ -193,7 +194,7 @@ def model_folder(data: bytes, folder: Path) -> object:
 
     def call() -> None:
         facts = model.read_model(folder)
-        text(vars(facts))
+        text(msgspec.to_builtins(facts))
         sidecar_files.copy_companions(folder, other, part, lambda code, message: None)
         sidecar_files.copy_companions(other, folder, part, lambda code, message: None)
         sidecar_files.write_config(folder, part, {"vocab_size": 9}, "bfloat16")

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import cloud_runs
 from hostile import file_bytes, judged, text
 from hostile_files import MODEL, Target, in_folder
@@ -163,7 +165,7 @@ def markers(data: bytes, folder: Path) -> object:
             found = failure_reason.failed_event(["x", log])
             failure = found if which == 2 else _loaded(log.encode("utf-8", "replace"))
             ending = failure_reason.Ending("ERROR", message, failure=failure, lines=(log,), flavor="t4-small")
-            text(vars(failure_reason.explain(ending, run="run", offered=flavors.shipped())))
+            text(msgspec.to_builtins(failure_reason.explain(ending, run="run", offered=flavors.shipped())))
 
     return judged(call, folder)
 

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 import hostile_records
@@ -133,7 +134,7 @@ def _weights() -> bytes:
 
 def _planned(folder: Path) -> None:
     facts = model.read_model(folder)
-    text(vars(facts))
+    text(msgspec.to_builtins(facts))
 
 
 def _checked(folder: Path) -> None:
@@ -580,7 +581,7 @@ def _prices(folder: Path) -> None:
         os.rename(folder / "flavors.json", flavors._cache_file(flavors.endpoint()))
         found, _ = flavors.current(live=False)
         for flavor in found:
-            json.dumps(vars(flavor))
+            json.dumps(msgspec.to_builtins(flavor))
 
 
 def _speeds(folder: Path) -> None:

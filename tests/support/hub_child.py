@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hub_emulator import Hub, environment
 
 
@@ -71,6 +73,8 @@ def _look(recipe: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.structs.asdict(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(dataclasses.asdict(value))
     if isinstance(value, (list, tuple)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from machines import recorded_machine
 from models import recorded_model
@@ -47,8 +48,8 @@ def decided_plan(
     facts = recorded_model(model) if isinstance(model, str) else model
     there = recorded_machine(machine) if isinstance(machine, str) else machine
     if "free" in said:
-        there = dataclasses.replace(there, available_bytes=int(said.pop("free")))
-    names = {field.name for field in dataclasses.fields(Choices)}
+        there = msgspec.structs.replace(there, available_bytes=int(said.pop("free")))
+    names = Choices.__struct_fields__
     choices = Choices(**{key: said.pop(key) for key in [*said] if key in names})
     recipe = {"model": facts.source, "data": "rows.jsonl", "max_length": 1024}
     recipe |= {"num_train_epochs": said.pop("epochs")} if "epochs" in said else {"max_steps": 50}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 import os
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 import tiny
@@ -26,7 +26,7 @@ from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
-TWO_CORES = dataclasses.replace(MACHINE, cores=2)
+TWO_CORES = msgspec.structs.replace(MACHINE, cores=2)
 STEPS = 8
 SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
 
@@ -87,7 +87,7 @@ def sharded(run: Path) -> int:
     GPUs. What they say is in `log`."""
     gpus = (facts.Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
     placement = replace(plan_record.read(run / "plan.json").placement, device="cuda")
-    made = launch_args.launch(placement, dataclasses.replace(TWO_CORES, device="cuda", gpus=gpus))
+    made = launch_args.launch(placement, msgspec.structs.replace(TWO_CORES, device="cuda", gpus=gpus))
     program = Path(__file__).resolve().parent / "fsdp_on_cpu.py"
     command = [sys.executable, "-m", "accelerate.commands.launch", *made.arguments, str(program)]
     environment = os.environ | made.environment

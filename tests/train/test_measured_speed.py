@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ MODEL = ModelFacts(
     kv_heads=1,
     head_dim=4,
 )
-LARGER = dataclasses.replace(MODEL, source="models/larger", layers=3, parameters=4400)
+LARGER = msgspec.structs.replace(MODEL, source="models/larger", layers=3, parameters=4400)
 # Three steps of 4 rows, 40 tokens, 20 of them trained. The first warms up.
 LINES = [StepLine(step=1, steps=9, seconds=seconds, tokens=40, trained_tokens=20) for seconds in (9.0, 2.0, 3.0)]
 # One row of 10 tokens, forward and backward (2 passes), a multiply-add counted twice:
@@ -63,7 +63,7 @@ def _plan(model: ModelFacts = MODEL, **placement: Any) -> Plan:
     usual = {"device": "cpu", "dtype": "float32", "gradient_checkpointing": False, "num_processes": 1}
     usual |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     recipe = {"effective_batch_size": 4, "lora_r": 2, "target_modules": ["q_proj"]}
-    facts = {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(MACHINE)}
+    facts = {"model": msgspec.to_builtins(model), "machine": msgspec.to_builtins(MACHINE)}
     return planning.plan_with(facts=facts, recipe=recipe, placement=usual | placement)
 
 
@@ -101,7 +101,7 @@ def test_reading_the_weights_is_not_the_speed() -> None:
 
 def test_launching_kernels_is_not_the_speed() -> None:
     """Two micro-steps of 24 layers x 3 ms, 0.144 s, and all in 0.5 s: the root of 0.25 - 0.0207 is 0.4788."""
-    model, machine = dataclasses.replace(MODEL, layers=24), dataclasses.replace(MACHINE, device="cuda")
+    model, machine = msgspec.structs.replace(MODEL, layers=24), msgspec.structs.replace(MACHINE, device="cuda")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
     assert measured_speed.computing_seconds(model, machine, 0.5, [(2, step)]) == pytest.approx(0.4788, abs=1e-4)
 
@@ -109,8 +109,8 @@ def test_launching_kernels_is_not_the_speed() -> None:
 def test_two_readings_of_a_gpus_seconds() -> None:
     """24 layers, one micro-step without checkpointing: launches take 0.072 to 0.12 s. An A100 computes at 312 TFLOPS x
     0.30, and 1.6 times as fast or slow. 0.15 s are mostly launches: computing took its slowest, or its fastest."""
-    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
-    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    model = msgspec.structs.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = msgspec.structs.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
     flops = estimate_time.micro_step_flops(model, step)
     assert flops is not None
@@ -124,15 +124,15 @@ def test_two_readings_of_a_gpus_seconds() -> None:
     slow, fast = measured_speed.read_seconds(model, machine, 1.0, [(1, step)])
     assert flops / slow.speed == pytest.approx((1 - 0.072**2) ** 0.5)
     assert flops / fast.speed == pytest.approx((1 - (1.6 * 0.12) ** 2) ** 0.5)
-    unknown = dataclasses.replace(machine, chip="NVIDIA Something New")
+    unknown = msgspec.structs.replace(machine, chip="NVIDIA Something New")
     assert measured_speed.read_seconds(model, unknown, 0.15, [(1, step)]) == ()
-    assert measured_speed.read_seconds(MODEL, MACHINE, 0.15, [(1, dataclasses.replace(step, device="cpu"))]) == ()
+    assert measured_speed.read_seconds(MODEL, MACHINE, 0.15, [(1, msgspec.structs.replace(step, device="cpu"))]) == ()
 
 
 def test_a_step_of_many_micro_steps_is_read_as_one_of_them() -> None:
     """Launches and the 4-bit weights take their time in each micro-step."""
-    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
-    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    model = msgspec.structs.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = msgspec.structs.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=True, lora_r=0, four_bit=True)
     for seconds in (0.02, 0.2, 2.0):
         one, many = (measured_speed.read_seconds(model, machine, n * seconds, [(n, step)]) for n in (1, 16))
@@ -145,10 +145,10 @@ def test_a_step_of_many_micro_steps_is_read_as_one_of_them() -> None:
 def test_a_measurement_as_assumed_predicts_as_is_assumed(chip: str, four_bit: bool) -> None:
     """A step of 512 tokens that took the middle of its range: one of 16 times as many is where it was without it."""
     model = models.recorded_model("qwen2.5-7b")
-    machine = dataclasses.replace(MACHINE, device="cuda", chip=chip)
+    machine = msgspec.structs.replace(MACHINE, device="cuda", chip=chip)
     dtype = "float16" if chip == "Tesla T4" else "bfloat16"
     step = MicroStep("cuda", dtype, 1, 512, checkpointing=True, four_bit=four_bit)
-    long = dataclasses.replace(step, rows=16)
+    long = msgspec.structs.replace(step, rows=16)
     assumed, before = (estimate_time.micro_step_seconds(model, each, machine, None) for each in (step, long))
     assert assumed is not None and before is not None
     middle = (assumed.low * assumed.high) ** 0.5
@@ -164,8 +164,8 @@ def test_a_measurement_as_assumed_predicts_as_is_assumed(chip: str, four_bit: bo
 
 def test_a_step_that_is_quicker_than_assumed_computes_as_quickly() -> None:
     """Less than the least that launches are assumed to take, 24 x 0.003: of it all may be computing."""
-    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
-    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    model = msgspec.structs.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = msgspec.structs.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
     step = MicroStep("cuda", "bfloat16", 8, 512, checkpointing=False, lora_r=0)
     flops = estimate_time.micro_step_flops(model, step)
     assert flops is not None
@@ -200,11 +200,11 @@ def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:
     same = measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"]
     assert (same.same_shape, same.flops_per_second) == (True, pytest.approx(SPEED))
     for parameters, nearest in ((300, "small"), (2000, "small"), (3000, "larger"), (17_000, "larger")):
-        other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
+        other = msgspec.structs.replace(MODEL, hidden_size=8, parameters=parameters)
         found = measured_speed.known_speeds(MACHINE, other, "cpu")["float32"]
         assert (found.same_shape, found.basis.split(" in ")[0]) == (False, f"2 steps of {nearest}")
     for parameters in (270, 18_000, None):  # more than four times away from both, or unknown
-        other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
+        other = msgspec.structs.replace(MODEL, hidden_size=8, parameters=parameters)
         assert measured_speed.known_speeds(MACHINE, other, "cpu") == {}
 
 
@@ -238,7 +238,7 @@ def test_another_machine_device_or_dtype_says_nothing() -> None:
     assert measured_speed.known_speeds(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
     assert measured_speed.known_speeds(MACHINE, MODEL, "mps") == {}
     for change in ({"chip": "another"}, {"cores": 4}, {"system": "Darwin"}):
-        assert measured_speed.known_speeds(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
+        assert measured_speed.known_speeds(msgspec.structs.replace(MACHINE, **change), MODEL, "cpu") == {}
 
 
 @pytest.mark.parametrize("lines", [LINES[:2], [], [replace(line, seconds=None) for line in LINES]])
@@ -253,7 +253,7 @@ def test_several_processes_are_not_kept(cache: Path) -> None:
 
 
 def test_an_unknown_shape_is_not_kept(cache: Path) -> None:
-    assert _remember(dataclasses.replace(MODEL, layers=None)) is None
+    assert _remember(msgspec.structs.replace(MODEL, layers=None)) is None
     assert not cache.exists()
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.cloud.poll import patiently
 from skill_train.core.digests import FileDigest
@@ -38,8 +40,7 @@ BEFORE = "checkpoints/before.json"  # measured before the first step, for a resu
 _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True):
     """`digest` is None for a file that the job still rewrites; `name` is relative to the run directory."""
 
     name: str
@@ -48,8 +49,7 @@ class StoredFile:
     digest: FileDigest | None
 
 
-@dataclass(frozen=True)
-class StoredRun:
+class StoredRun(msgspec.Struct, frozen=True):
     """The files of a run that can be fetched.
 
     Attributes:
@@ -63,8 +63,7 @@ class StoredRun:
     files: tuple[StoredFile, ...]
 
 
-@dataclass(frozen=True)
-class StoredRecords:
+class StoredRecords(msgspec.Struct, frozen=True):
     """The small files of a run, as text.
 
     Attributes:

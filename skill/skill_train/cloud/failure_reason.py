@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.errors import DIED_OF_MEMORY, UsageError, quoted
 from skill_train.core.units import gigabytes
@@ -24,8 +26,7 @@ BILLING = "https://huggingface.co/settings/billing"
 LONG_WAIT_SECONDS = 1200.0  # a shorter wait for a machine needs no explanation
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """Everything that is known about a job that has ended.
 
     Attributes:
@@ -44,12 +45,11 @@ class Ending:
     flavor: str | None = None
     timeout_seconds: int | None = None
     step: int | None = None
-    memory_bytes: dict[str, Number] = field(default_factory=dict)
+    memory_bytes: dict[str, Number] = {}
     trained: bool = False
 
 
-@dataclass(frozen=True)
-class Story:
+class Story(msgspec.Struct, frozen=True):
     """What happened to a job, and what to do next.
 
     Attributes:

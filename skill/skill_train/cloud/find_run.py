@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import job_now, patiently
@@ -28,8 +28,7 @@ from skill_train.run.records import timestamp
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
 
-@dataclass(frozen=True)
-class CloudRun:
+class CloudRun(msgspec.Struct, frozen=True):
     """A run in the cloud.
 
     Attributes:

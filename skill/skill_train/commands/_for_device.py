@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
+import msgspec
+
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._options import DEFAULT_CONTEXT, HERE
 from skill_train.core.console import clean
@@ -94,7 +96,7 @@ def device_question(
     target = _target(options, here)
     most = None if options.max_size is None else parse_bytes(options.max_size, "--max-size")
     context, why = _context(options.context, model.context)
-    target = replace(target, reasons=(*target.reasons, why))
+    target = msgspec.structs.replace(target, reasons=(*target.reasons, why))
     return DeviceQuestion(target, context, ShipLimits(most, max_kl, options.min_speed))
 
 
@@ -122,7 +124,8 @@ def with_i_quants(question: DeviceQuestion, model: ModelFacts, *, matrix: bool) 
         )
         tried, why = i_quants_to_try(k_quants, i_quants, question.target, question.limits)
     reasons = (*question.target.reasons, f"i-quants: {why}")
-    return replace(question, target=replace(question.target, reasons=reasons), i_quants=tuple(tried))
+    target = msgspec.structs.replace(question.target, reasons=reasons)
+    return replace(question, target=target, i_quants=tuple(tried))
 
 
 def estimated(question: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from skill_train.cloud import bucket, failure_reason, find_run, poll
 from skill_train.cloud.failure_reason import Ending, Story

@@ -86,7 +86,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 def machine_with_speeds() -> MachineFacts:
     """The facts of this machine, with how fast llama.cpp reads weights here if `bench` measured it."""
     this = read_machine()
-    return dataclasses.replace(this, reading=known_reading(this))
+    return replace(this, reading=known_reading(this))
 
 
 def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
@@ -98,14 +98,14 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     folder, commit = models.model_folder(recipe.model, recipe.revision)
     model = _facts_of_folder(recipe, folder, weights_needed=True)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
-        model = dataclasses.replace(model, source=recipe.model, revision=commit, fingerprint=None)
+        model = replace(model, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, model)
     recipe = pinned(recipe, commit, data.revision)
     this = machine_with_speeds()
     probe = None
     if make.wants_probe(this, model, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _plan(recipe, Facts(model, data, this), dataclasses.replace(choices, dtype="float32"), ())
+        safe = _plan(recipe, Facts(model, data, this), replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, model)
     return _plan(recipe, Facts(model, data, this), choices, (), probe)
 
@@ -139,7 +139,7 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
         return model
     sizes = linear_sizes(read, targets or found)
     found = [] if targets else found
-    return dataclasses.replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
+    return replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
 
 
 def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:
@@ -154,7 +154,7 @@ def _not_convertible(model: ModelFacts, why: str | None) -> ModelFacts:
     """The facts with this reason, unless it is None or another reason is already there."""
     if why is None or not model.convertible:
         return model
-    return dataclasses.replace(model, convertible=False, not_convertible=why)
+    return replace(model, convertible=False, not_convertible=why)
 
 
 def _plan(recipe: Recipe, facts: Facts, choices: Choices, offered: Any, probe: Any = None) -> Plan:
@@ -232,7 +232,7 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
     if pictures_taken is not None and pictures_taken.longest_fed > recipe.max_length:
         many = f"the pictures of a row take {pictures_taken.longest_fed} tokens, and max_length is {recipe.max_length}"
         console.warn("picture_cut", f"{many}: the training refuses the row; skill-train data --model lists such rows")
-    return dataclasses.replace(facts, tokens=counted)
+    return replace(facts, tokens=counted)
 
 
 def lacking(model: str, facts: ModelFacts) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from skill_train.commands._export import AUTO, Export, target_of
 from skill_train.commands._for_device import (
     CANDIDATES,
@@ -92,12 +94,12 @@ def shipped(
         sizes = _sizes(file, projector["bytes"] if projector else 0)
         candidate = exported_file(model, question.target, file["quant"], question.context, sizes)
         if figures := measured.get(file["path"]):
-            candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
+            candidate = msgspec.structs.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
         candidates.append(candidate)
     candidate_quants = {candidate.quant for candidate in candidates}
     if untried := [quant for quant in question.i_quants if quant not in candidate_quants]:
         why = f"i-quants: {', '.join(untried)} need an importance matrix, and there were too few rows to make one of"
-        target = dataclasses.replace(question.target, reasons=(*question.target.reasons, why))
+        target = msgspec.structs.replace(question.target, reasons=(*question.target.reasons, why))
         question = dataclasses.replace(question, target=target)
     return answer_of(question, candidates)
 

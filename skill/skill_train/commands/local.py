@@ -112,7 +112,7 @@ def _plan(options: LocalOptions, console: Console) -> Plan:
         return _plan_to_go_on_with(options.run_dir)
     if options.recipe is not None and is_plan(options.recipe):
         return read_unchanged_plan(options.recipe, recipe_values | placement)
-    choices = dataclasses.replace(HERE, device=options.device, dtype=options.dtype, force=options.force)
+    choices = msgspec.structs.replace(HERE, device=options.device, dtype=options.dtype, force=options.force)
     with mapping_in(options.recipe):
         return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
 

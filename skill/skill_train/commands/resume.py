@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from skill_train.cloud import bucket, find_run, preflight, stage_data
 from skill_train.cloud import budget as cloud_budget
@@ -100,7 +101,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     )
     assert record.last_begun is not None  # a job was started
     if reused:
-        _require_as_asked(options, console, dataclasses.replace(cloud, record=record, job=record.last_begun))
+        _require_as_asked(options, console, msgspec.structs.replace(cloud, record=record, job=record.last_begun))
     return _running_job(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
 
 

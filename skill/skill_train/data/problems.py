@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
@@ -34,13 +35,12 @@ _ADDRESS = re.compile(rb"[\w.%+-]@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.[A-Za-z]{2,
 _NUMBER = re.compile(rb"(?:(?<![\w+])|(?<=\\[nrt]))\+[1-9](?:[ ()./-]{0,2}\d){7,14}(?!\d)", re.ASCII)
 
 
-@dataclass
-class RefusedRows:
+class RefusedRows(msgspec.Struct):
     """The rows with one kind of problem. `refused` of them would end the training; `why` is the first reason."""
 
     rows: int = 0
     refused: int = 0
-    lines: list[int] = field(default_factory=list)
+    lines: list[int] = []
     why: str = ""
 
     def add(self, line: int, why: str, *, refused: bool) -> None:
@@ -51,8 +51,7 @@ class RefusedRows:
         self.why = self.why or why
 
 
-@dataclass
-class Survey:
+class Survey(msgspec.Struct):
     """Attributes:
     rows: lines that are not blank; `usable` of them are taken by training.
     columns: the kinds of value of each, in the order of appearance.
@@ -63,8 +62,8 @@ class Survey:
 
     rows: int = 0
     usable: int = 0
-    problems: dict[str, RefusedRows] = field(default_factory=dict)
-    columns: dict[str, list[str]] = field(default_factory=dict)
+    problems: dict[str, RefusedRows] = {}
+    columns: dict[str, list[str]] = {}
     text_bytes: int = 0
     longest_text_bytes: int = 0
     longest_row: int = 0

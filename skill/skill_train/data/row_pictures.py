@@ -12,11 +12,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+import msgspec
 
 from skill_train.core.errors import UsageError, quoted, refusals
 from skill_train.data.repeats import Repeats
@@ -84,8 +85,7 @@ class PictureHeader(NamedTuple):
     traits: tuple[str, ...]
 
 
-@dataclass
-class PictureFigures:
+class PictureFigures(msgspec.Struct):
     """The pictures of all rows.
 
     Attributes:
@@ -101,7 +101,7 @@ class PictureFigures:
     bytes: int = 0
     pixels: int = 0
     largest: PictureSize | None = None
-    traits: Counter[str] = field(default_factory=Counter)
+    traits: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, headers: list[PictureHeader]) -> None:
         self.rows += bool(headers)

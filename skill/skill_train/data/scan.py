@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest, refusals
@@ -162,7 +163,7 @@ def with_pictures_of(facts: DatasetFacts, pictures: RowPictures, share: float = 
         share: rows of the dataset to each row that was counted.
     """
     figures = pictures.figures
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         facts,
         picture_tokens=None if pictures.tokens is None else pictures.tokens.facts(),
         images=round(share * figures.pictures),
@@ -200,7 +201,7 @@ def with_text_of(
     if not good:
         return facts
     share = facts.rows / len(good)
-    measured = dataclasses.replace(
+    measured = msgspec.structs.replace(
         facts,
         text_bytes=round(share * sum(size for _, size, _ in good)),
         longest_text_bytes=max(size for _, size, _ in good),
@@ -212,7 +213,7 @@ def with_text_of(
     for row, _, _ in good:
         counted.count(lift_pictures(row, detected.columns)[1])
     measured = with_pictures_of(measured, counted, pictures.count / max(1, counted.figures.pictures))
-    return dataclasses.replace(measured, images=pictures.count, most_images=pictures.most)
+    return msgspec.structs.replace(measured, images=pictures.count, most_images=pictures.most)
 
 
 def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> DetectedFormat:

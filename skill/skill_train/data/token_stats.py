@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
@@ -40,8 +42,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(msgspec.Struct, frozen=True):
     """Counted rows before any cut.
 
     Attributes:
@@ -191,8 +192,7 @@ def cut_away(tokens: TokenFacts, context: int | None = None) -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True):
     """Rows of at most `up_to` tokens, and more than the bucket before."""
 
     up_to: int

@@ -12,7 +12,8 @@ fit lie 10 % off (median), and 9 of 10 inside the range.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from skill_train.estimate.modules import per_layer_embeddings
 from skill_train.estimate.step import Range
@@ -24,8 +25,7 @@ _PADDING = 256  # of a cache with a window: src/llama-kv-cache-iswa.cpp, GGML_PA
 _CACHE_BYTES = 2  # float16
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """How chips of a kind read their memory.
 
     Attributes:

@@ -11,14 +11,14 @@ ggml-org/llama.cpp discussion 4167 (bandwidth). DGX Spark: half of half of half 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
+
+import msgspec
 
 from skill_train.facts import MachineFacts
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """Speeds of one kind of GPU or Apple chip.
 
     Attributes:

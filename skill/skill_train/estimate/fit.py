@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.units import size as shown
 from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
@@ -16,8 +18,7 @@ ENOUGH = "q4_k_m"  # the type from which on i-quants, all of which are smaller, 
 _MOST_TRIED = 2  # each takes as long to make and to measure as a k-quant
 
 
-@dataclass(frozen=True)
-class ShipLimits:
+class ShipLimits(msgspec.Struct, frozen=True):
     """What the user asks for; None asks for nothing.
 
     Attributes:
@@ -31,8 +32,7 @@ class ShipLimits:
     min_speed: float | None = None
 
 
-@dataclass(frozen=True)
-class DeviceFile:
+class DeviceFile(msgspec.Struct, frozen=True):
     """A file that could be shipped.
 
     Attributes:
@@ -51,8 +51,7 @@ class DeviceFile:
     same_top1: float | None = None
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """Why a file is not shipped. `excess` is how far it is from the limit: 1.2 is a fifth too much, or too slow; None
     when that is not known."""
 
@@ -60,8 +59,7 @@ class Problem:
     excess: float | None
 
 
-@dataclass(frozen=True)
-class FileToShip:
+class FileToShip(msgspec.Struct, frozen=True):
     """The file to ship, or why there is none.
 
     Attributes:
@@ -103,8 +101,7 @@ def _parts_of(model: ModelFacts) -> tuple[ModelFacts, int]:
     return replace(model, parameters=model.parameters - vision, active_parameters=active), vision
 
 
-@dataclass(frozen=True)
-class FileSizes:
+class FileSizes(msgspec.Struct, frozen=True):
     """Bytes of the language model's file, of which a token does not read `unread` (an input embedding that is not also
     the output head), and of the projector's file, 0 where there is none. `looked_up` is the share of the weights that a
     token reads in i-quants below 4 bits, which a mix of types may hold too."""

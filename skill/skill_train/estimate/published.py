@@ -6,7 +6,7 @@ bench/estimates/compare.py computes these figures from its published.json, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from skill_train.estimate.step import MicroStep, Part
 
@@ -17,8 +17,7 @@ _MOVING = ("activations", "repeated keys", "logits")
 _ON_TOP = ("fragmentation", "framework", "spread")
 
 
-@dataclass(frozen=True)
-class Proven:
+class Proven(msgspec.Struct, frozen=True):
     """A published run with LoRA, and the upper ends of its estimate by these formulas, in bytes.
 
     Attributes:

@@ -8,7 +8,8 @@ each.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from skill_train.estimate.modules import HEADS
 from skill_train.facts import PictureTokenFacts
@@ -17,8 +18,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BLOCKWISE = 2 * (1 + 4 / 256)  # two moments of a byte, and a float32 scale for each 256
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(msgspec.Struct, frozen=True):
     """The memory of one optimizer.
 
     Attributes:
@@ -55,8 +55,7 @@ OPTIMIZERS = {
 }
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """An estimate from `low` to `high`, and its basis."""
 
     low: float
@@ -68,8 +67,7 @@ class Range:
         return (self.low + self.high) / 2
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One term of a sum, in bytes."""
 
     name: str
@@ -78,8 +76,7 @@ class Part:
     because: str
 
 
-@dataclass(frozen=True)
-class MicroStep:
+class MicroStep(msgspec.Struct, frozen=True):
     """One forward and backward pass on one device.
 
     Attributes:

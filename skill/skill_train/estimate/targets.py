@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -35,8 +34,7 @@ _MAKERS = re.compile(
 _GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 
-@dataclass(frozen=True)
-class TargetDevice:
+class TargetDevice(msgspec.Struct, frozen=True):
     """A device.
 
     Attributes:

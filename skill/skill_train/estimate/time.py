@@ -7,8 +7,10 @@ times a share that published runs reached.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import Device, cpu_flops, device_speed
@@ -55,8 +57,7 @@ SPREAD = 1.6  # an uncalibrated time may be off by this factor, as published run
 _CALIBRATED = {True: 1.25, False: 1.6}  # the key says whether the measured run had the same model shape
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """What a whole training does.
 
     Attributes:

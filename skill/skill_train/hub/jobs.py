@@ -9,10 +9,11 @@ import contextlib
 import io
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skill_train.core import waiting
 from skill_train.hub import account
@@ -23,8 +24,7 @@ from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, comma
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a job in any other stage has ended
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """The Hub's description of a job.
 
     Attributes:
@@ -64,8 +64,7 @@ class Job:
         return self.created_at.timestamp() if self.created_at else 0.0, self.id
 
 
-@dataclass(frozen=True)
-class BucketFile:
+class BucketFile(msgspec.Struct, frozen=True):
     """A file in a bucket. `path` is relative to the listed folder; `remote` is the full path in the bucket."""
 
     path: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import json
 import re
@@ -10,6 +9,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
@@ -72,7 +73,7 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
         if (folder := snapshot(model, revision)) is None:
             raise
         facts = read_model(folder, weights_needed=False)
-        return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
+        return msgspec.structs.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
     except UsageError as error:
         raise or_other_kind(error, resource) from None
 

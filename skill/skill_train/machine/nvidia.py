@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from skill_train.facts import TORCH_NEEDS, Gpu
 from skill_train.machine.probe import Probe, ProgramOutput
@@ -113,7 +115,7 @@ def _gpus_of(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus
     gpus = [row.gpu for row in rows]
     if len(rows) > 1:
         link = _nvlink(probe, [row.index for row in rows])
-        gpus = [replace(gpu, nvlink=link) for gpu in gpus]
+        gpus = [msgspec.structs.replace(gpu, nvlink=link) for gpu in gpus]
         if link is None:
             unknown |= {"nvlink": "nvidia-smi topo -m does not answer"}
     if gpus[0].compute_capability is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
@@ -70,8 +72,7 @@ _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 
 
-@dataclass(frozen=True)
-class StoredWeights:
+class StoredWeights(msgspec.Struct, frozen=True):
     """The known facts of the weight files; none by default.
 
     Attributes:
@@ -80,7 +81,7 @@ class StoredWeights:
         unknown: why nothing is known about the files.
     """
 
-    elements: Mapping[str, int] = field(default_factory=dict)
+    elements: Mapping[str, int] = {}
     bytes: int | None = None
     unknown: str = "no weight files were looked at"
 
@@ -93,8 +94,7 @@ class StoredWeights:
         return max(self.elements, key=lambda name: self.elements[name]) if self.total else None
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The state of a model: the `fingerprint` of a folder, or the `revision` of a repository on the Hub."""
 
     fingerprint: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import re
@@ -10,6 +9,8 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject, ModelFacts
@@ -52,7 +53,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     if lacking is None and not knows(facts.model_type):
         facts = with_files(facts, tensor_shapes(folder))
     facts = with_image_processor(facts, config, processor_files(folder) if reads_processor(config) else {})
-    return dataclasses.replace(facts, at_hand=lacking is None)
+    return msgspec.structs.replace(facts, at_hand=lacking is None)
 
 
 def read_config(folder: Path) -> JsonObject:

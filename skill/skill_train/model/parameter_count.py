@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.facts import ModelFacts
 
@@ -21,8 +23,7 @@ HEADERS = "safetensors headers"  # where a count is from
 _LAYER = re.compile(r"(?:model\.|language_model\.|backbone\.)*layers\.(\d+)\.")
 
 
-@dataclass(frozen=True)
-class TextShape:
+class TextShape(msgspec.Struct, frozen=True):
     """The text decoder of a model, with every number that the formulas need."""
 
     model_type: str
@@ -48,8 +49,7 @@ class TextShape:
         return 0 if self.tied_embeddings else self.embedding
 
 
-@dataclass(frozen=True)
-class ParameterCount:
+class ParameterCount(msgspec.Struct, frozen=True):
     """The parameters of a model.
 
     Attributes:
@@ -61,8 +61,7 @@ class ParameterCount:
     experts: int = 0
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(msgspec.Struct, frozen=True):
     """The differences of one family of gated decoders from Llama.
 
     Attributes:

@@ -13,9 +13,11 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.errors import UsageError
 from skill_train.model.foreign_files import safetensors_header, weight_files, weight_map
@@ -27,8 +29,7 @@ FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """One tensor in a file.
 
     Attributes:
@@ -53,8 +54,7 @@ class StoredTensor:
         return replace(self, shape=(self.elements,))
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """One file: its tensors in the order of their bytes, and the text metadata of its header."""
 
     name: str

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.program_events import Probed
@@ -28,8 +31,7 @@ _WORTH_IT = 1.3  # a split replaces the guide's if the estimate says that it is 
 HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """The user's choices about the placement. None leaves a choice to the plan; `force` accepts risks.
 
     Attributes:
@@ -50,8 +52,7 @@ class Choices:
 HERE = Choices(where="local", where_because="this command trains here")
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """How a recipe fits into the memory of one machine.
 
     Attributes:

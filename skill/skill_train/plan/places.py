@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.program_events import Probed
@@ -30,8 +32,7 @@ QUANTS = ("q8_0", "q4_k_m")
 CLOUD_PROCESSOR = "a cloud processor"
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A place to train.
 
     Attributes:

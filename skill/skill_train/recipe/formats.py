@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container
 from typing import Any, NamedTuple
+
+import msgspec
 
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
@@ -157,7 +158,7 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
     if turned is detected:
         return facts
     messages = 3 if "system" in turned.columns else 2
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         facts,
         format=turned.format,
         columns=turned.columns,

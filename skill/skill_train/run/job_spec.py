@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from skill_train.run.plan_record import Plan
 
@@ -17,8 +18,7 @@ PILLOW = "pillow==13.0.0"  # for pictures, in the version of requirements.lock
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """A folder of a bucket, or a dataset of the Hub, at a path in the job.
 
     Attributes:
@@ -34,8 +34,7 @@ class Mount:
     revision: str | None = None
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True):
     """One job.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.run.records import Number, convert
@@ -15,8 +16,7 @@ from skill_train.run.train_record import StepLine
 MARGIN, SAVING_SECONDS = 1.25, 600  # as in `timeout_seconds` of a plan: a quarter more, and time to save and upload
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """The speed of the steps so far.
 
     Attributes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from skill_train.core.errors import UsageError
 from skill_train.estimate.step import MicroStep
