@@ -12,6 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +46,7 @@ def join(folder: Path) -> str:
     if modules != set(PARTS):
         raise SystemExit(f"{folder}: PARTS and the modules differ by {', '.join(sorted(modules ^ set(PARTS)))}")
     sources = {part: shortened((folder / f"{part}.py").read_text(encoding="utf-8")) for part in PARTS}
-    trees = {part: ast.parse(source) for part, source in sources.items()}
+    trees = {part: parsed(source) for part, source in sources.items()}
     check_imports(trees)
     check_names(trees)
     head = sources["main"].partition("from __future__")[0]
@@ -53,6 +54,11 @@ def join(folder: Path) -> str:
     return NOTE + head + imports(trees) + "\n" + "\n\n".join(bodies)
 
 
+# Cached for the tests, which join the parts again and again with one of them changed.
+parsed = cache(ast.parse)
+
+
+@cache
 def shortened(source: str) -> str:
     """A source whose functions and classes have only the first sentence of their docstrings, and its short functions
     none: their few lines show as much."""
@@ -76,9 +82,7 @@ def check_imports(trees: dict[str, ast.Module]) -> None:
     """At the top the standard library and names of earlier parts, under their own names; elsewhere nothing of ours."""
     for part, tree in trees.items():
         earlier = {PACKAGE + each.replace("/", ".") for each in PARTS[: PARTS.index(part)]}
-        for node in ast.walk(tree):
-            if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                continue
+        for node in imports_in(tree):
             modules = origins(node).values()
             if node in tree.body and all(module.split(".")[0] in sys.stdlib_module_names for module in modules):
                 continue
@@ -87,6 +91,11 @@ def check_imports(trees: dict[str, ast.Module]) -> None:
             heavy = node not in tree.body and not any(module.startswith("skill_train") for module in modules)
             if not (from_earlier or heavy):
                 raise SystemExit(f"{part}.py, line {node.lineno}: a part cannot do this: {ast.unparse(node)}")
+
+
+@cache
+def imports_in(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def check_names(trees: dict[str, ast.Module]) -> None:
