@@ -210,6 +210,80 @@ def test_what_cannot_be_answered_is_refused_and_the_model_has_its_name(shared: S
     assert post(f"{shared.url}/completions", {"prompt": "x", "max_tokens": 1}, dict)["model"] == "tiny"
 
 
+def test_texts_in_parts_are_joined_as_those_of_rows_are(made: tuple[Path, Path], server: Served) -> None:
+    """OpenAI's clients send a text so, and most templates write none of a list. Nothing else can be read."""
+    import openai
+
+    tokenizer, create = load_tokenizer(made[0]), client(server).chat.completions.create
+    joined = [serving.system("Be brief."), serving.user("Is it raining?")]
+    parts = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Is it "}, {"type": "text", "text": "raining?"}]},
+    ]
+    expected = tokenizer.apply_chat_template(joined, tokenize=False, add_generation_prompt=True)
+    create(model="tiny", messages=parts, max_tokens=1)
+    assert server.report().prompt_ids == tokenizer(expected, add_special_tokens=False).input_ids
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for content in ([picture], [{"type": "text", "text": "x"}, picture], ["x"], [{"type": "text"}], 5):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=r"messages: .*content is a text"):
+                create(model="tiny", messages=[{"role": "user", "content": content}], stream=stream)
+
+
+def test_the_last_chunk_of_a_stream_has_its_usage_where_it_is_asked_for(
+    made: tuple[Path, Path], server: Served
+) -> None:
+    asked, never = client(server), {str(read_gguf(made[1]).metadata["tokenizer.ggml.eos_token_id"]): -100}
+    words: dict[str, Any] = {"model": "x", "max_tokens": 5, "logit_bias": never}
+    for create, more in (
+        (asked.chat.completions.create, {"messages": [serving.user("Is it raining?")]}),
+        (asked.completions.create, {"prompt": "Is it raining?"}),
+    ):
+        usage = create(**words, **more).usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(server.report().prompt_ids), 5)
+        *chunks, last = create(**words, **more, stream=True, stream_options={"include_usage": True})
+        assert len(server.report().prompt_ids) == usage.prompt_tokens
+        assert last.choices == [] and last.usage.model_dump() == usage.model_dump()
+        assert last.id == chunks[0].id and not any(chunk.usage for chunk in chunks)
+        *_, last = create(**words, **more, stream=True, stream_options={"include_usage": False})
+        server.report()
+        assert last.choices and last.usage is None
+
+
+def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path], shared: Served) -> None:
+    """By itself the server passes over these, generates, or answers with HTTP 500."""
+    words = len(read_gguf(made[1]).tokens)
+    chat, text = {"messages": [serving.user("x")]}, {"prompt": "x"}
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("prompt", {"prompt": ""}), ("prompt", {"prompt": []}), ("prompt", {"prompt": [""]}),
+        ("prompt", {"prompt": ["a", "b"]}), ("prompt", {"max_tokens": 2}), ("best_of", text | {"best_of": 2}),
+        ("max_completion_tokens", chat | {"max_completion_tokens": 0}),
+    ]  # fmt: skip
+    for name, value in (
+        ("max_tokens", 0),
+        ("min_tokens", 4),
+        ("logit_bias", {str(words): 5}),
+        ("logit_bias", {"-1": 5}),
+        ("logit_bias", {"x": 5}),
+        ("stream_options", {"include_usage": True}),  # of no stream
+        ("stream_options", {"include_all": True}),
+    ):
+        refused += [(name, asked | {name: value}) for asked in (chat, text)]
+    for name, body in refused:
+        route = "chat/completions" if "messages" in body else "completions"
+        with pytest.raises(HttpRefusal, match=f"HTTP 400.*{name}"):
+            post(f"{shared.url}/{route}", body, dict)
+
+
+def test_a_bias_moves_every_token_of_an_answer(server: Served) -> None:
+    """It is added to the logits of any sampling."""
+    for route, asked in (("chat/completions", {"messages": [serving.user("x")]}), ("completions", {"prompt": "x"})):
+        for temperature in (0, 1):
+            words = asked | {"max_tokens": 3, "temperature": temperature, "logit_bias": {"70": 1000}}
+            post(f"{server.url}/{route}", words, dict)
+            assert server.report().answer_ids == [70, 70, 70]
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

@@ -17,18 +17,20 @@ import dataclasses
 import json
 import socket
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
-from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback
+from skill_train.llama.engines.python_server import LOOPBACK, Exchange, ServerJob, is_loopback
 from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
+from skill_train.program.examples import is_text_part
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS = "/v1/chat/completions"
@@ -53,8 +55,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
             message = f"llama_cpp.server cannot read the chat template of {Path(job.gguf).name}: {error}"
             raise bad_gguf(message) from None
         _require_answer(Path(job.gguf), llama)
-    if job.reports:
-        _report(llama, send)
+    _watch(llama, send if job.reports else None)
     import llama_cpp
     import uvicorn
 
@@ -150,9 +151,9 @@ def _own_requests(job: ServerJob) -> None:
     """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
     and messages and tools as they were sent."""
     from llama_cpp.server import types
-    from pydantic import AliasChoices, Field, create_model
+    from pydantic import AfterValidator, AliasChoices, Field, create_model
 
-    sampling = job.sampling
+    sampling, names = job.sampling, AliasChoices("max_tokens", "max_completion_tokens")
     defaults: dict[str, Any] = {
         "temperature": (float, sampling.temperature),
         "top_k": (int, sampling.top_k),
@@ -160,19 +161,45 @@ def _own_requests(job: ServerJob) -> None:
         "min_p": (float, sampling.min_p),
         "repeat_penalty": (float, sampling.repetition_penalty),
         "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
+        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
+        "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
     }
     as_sent: dict[str, Any] = {
-        "messages": (list[dict[str, Any]], Field(min_length=1)),
+        "messages": (Annotated[list[dict[str, Any]], AfterValidator(_with_joined_texts)], Field(min_length=1)),
         "tools": (list[dict[str, Any]] | None, None),
         "response_format": (dict[str, Any] | None, None),
-        "max_tokens": (int | None, Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))),
+        "max_tokens": (int | None, Field(None, ge=1, validation_alias=names)),
+    }
+    of_text: dict[str, Any] = {
+        "prompt": (Annotated[str | list[str], AfterValidator(_one_prompt)], ...),
+        "max_tokens": (int | None, Field(16, ge=1)),
+        "best_of": defaults["n"],
     }
     for name, fields in (
         ("CreateChatCompletionRequest", defaults | as_sent),
-        ("CreateCompletionRequest", defaults),
+        ("CreateCompletionRequest", defaults | of_text),
     ):
         base = getattr(types, name)
         setattr(types, name, create_model(name, __base__=base, **fields))
+
+
+def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Texts in parts are joined, as those of a row are."""
+    for message in messages:
+        parts = message.get("content")
+        if parts is None or isinstance(parts, str):
+            continue
+        if not isinstance(parts, list) or not all(is_text_part(part) and "text" in part for part in parts):
+            raise ValueError(f"content is a text, or parts of type text alone, and not {str(parts)[:60]}")
+        message["content"] = "".join(part["text"] for part in parts)
+    return messages
+
+
+def _one_prompt(prompt: str | list[str]) -> str:
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if len(texts) != 1 or not texts[0]:
+        raise ValueError("one text is taken, and no empty one")
+    return texts[0]
 
 
 def _no_templates() -> None:
@@ -189,17 +216,22 @@ def _no_templates() -> None:
 
 def _own_template(job: ServerJob, llama: Any) -> None:
     """The template from the file's bytes."""
+    from jinja2 import TemplateError
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter, chat_formatter_to_chat_completion_handler
 
     if job.template is None:
         return
     formatter = Jinja2ChatFormatter(job.template, job.eos, job.bos, stop_token_ids=[llama.token_eos()])
 
-    def composed(**arguments: Any) -> Any:
-        response = formatter(**arguments)
-        return dataclasses.replace(response, prompt=unicodedata.normalize("NFC", response.prompt))
+    def written(**arguments: Any) -> Any:
+        try:
+            response = formatter(**arguments)
+        except (LookupError, TypeError, ValueError, TemplateError) as error:
+            raise _Refused(f"messages: the chat template does not take them: {error}") from None
+        text = unicodedata.normalize("NFC", response.prompt) if job.composes else response.prompt
+        return dataclasses.replace(response, prompt=text)
 
-    llama.chat_handler = chat_formatter_to_chat_completion_handler(composed if job.composes else formatter)
+    llama.chat_handler = chat_formatter_to_chat_completion_handler(written)
 
 
 class _Refused(ValueError):
@@ -221,10 +253,15 @@ def _refuse_what_crashes(server: Any, llama: Any, name: str) -> None:
 
     def prepared(body: Any, proxy: Any, model: Any, options: dict[str, Any]) -> Any:
         _require_no_grammar(body)
+        if body.stream_options and not body.stream:
+            raise _Refused("stream_options: they are for stream: true")
         if body.logprobs or getattr(body, "top_logprobs", None):
             raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = name
-        return prepare(body, proxy, model, options)
+        chosen = prepare(body, proxy, model, options)
+        if not all(token.isdecimal() and int(token) < words for token in options.get("logit_bias") or ()):
+            raise _Refused(f"logit_bias: this model has the ids from 0 to {words - 1}")
+        return chosen
 
     def detokenized(tokens: list[int], *more: Any, **options: Any) -> Any:
         if not all(0 <= token < words for token in tokens):
@@ -266,6 +303,8 @@ def _tell_errors(server: Any) -> None:
     publish, handler = server.get_event_publisher, server.RouteErrorHandler
 
     async def told(inner_send_chan: Any, body: Any, **more: Any) -> None:
+        if (body.stream_options or {}).get("include_usage"):
+            more["llama_call"] = partial(_with_usage, more["llama_call"])
         async with inner_send_chan, inner_send_chan.clone() as still_open:
             try:
                 await publish(inner_send_chan=inner_send_chan, body=body, **more)
@@ -276,20 +315,32 @@ def _tell_errors(server: Any) -> None:
     server.get_event_publisher = told
 
 
-def _report(llama: Any, send: Send) -> None:
-    """Tells the command of each prompt that the model reads, and of the tokens that it answers with."""
+def _with_usage(call: Callable[..., Any], llama: Any, **options: Any) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream, and how many tokens it had as the last one."""
+    last: dict[str, Any] = {}
+    for last in call(llama, **options):
+        yield last | {"usage": None}
+    read, written = len(llama.exchange.prompt_ids), len(llama.exchange.answer_ids)
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    yield last | {"choices": [], "usage": usage}
+
+
+def _watch(llama: Any, send: Send | None) -> None:
+    """Keeps each prompt that the model reads, and the tokens that it answers with, and tells the command of them."""
     generate, api = llama.generate, bindings()
 
-    def reported(tokens: Any, *more: Any, **options: Any) -> Any:
+    def watched(tokens: Any, *more: Any, **options: Any) -> Any:
         answer: list[int] = []
+        llama.exchange = Exchange([int(token) for token in tokens], answer)
         try:
             for token in generate(tokens, *more, **options):
                 answer += [] if api.llama_vocab_is_eog(llama._model.vocab, token) else [int(token)]
                 yield token
         finally:  # the server leaves the answer where it ends
-            send({"prompt_ids": [int(token) for token in tokens], "answer_ids": answer})
+            if send is not None:
+                send(msgspec.to_builtins(llama.exchange))
 
-    llama.generate = reported
+    llama.generate = watched
 
 
 def _switch_off(defaults: str, field: str) -> None:
