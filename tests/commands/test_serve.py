@@ -50,18 +50,29 @@ def refused(commands: Commands, *words: object, **environment: str) -> Done:
     return commands.run(Path.cwd(), dict(os.environ, **environment), "serve", *words)
 
 
-def test_it_serves_until_ctrl_c(file: Path) -> None:
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """`nohup make test` ignores SIGHUP, and so would what starts here."""
+    own = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, own)
+
+
+@pytest.mark.usefixtures("hangs_up")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_serves_until_it_is_ended_and_leaves_nothing(file: Path, tmp_path: Path, how: signal.Signals) -> None:
+    """With Ctrl-C, `kill`, or the closing of the terminal."""
     import openai
 
-    with started(file) as (process, url):
+    with started(file, TMPDIR=str(tmp_path)) as (process, url):
         assert url.startswith("http://127.0.0.1:")
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(model="x", messages=[serving.user("Hello")], max_tokens=4)
         assert answer.choices[0].message.content
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         out, rest = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in rest
+    assert process.returncode == 0 and "Traceback" not in rest and not list(tmp_path.iterdir())
     data = json.loads(out)["data"]
     assert data["url"] == url and data["engine"].startswith("llama_cpp.server ") and data["device"] == "cpu"
     psutil.wait_procs(children, timeout=10)
