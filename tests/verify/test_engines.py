@@ -65,6 +65,10 @@ def test_a_good_file_passes_in_the_server(commands: Commands, small: gguf_maker.
     assert proof["options"]["engines"] == {SERVER: "0.3.36"}
     shown = [check for check in done.answer["data"]["checks"] if check["name"] == "engine_prompts"]
     assert f"{SERVER} 0.3.36" in shown[0]["detail"]
+    processor = Path("/proc/cpuinfo")
+    has_amx = processor.is_file() and "amx_int8" in processor.read_text()
+    without = [check["detail"] for check in found.values() if "without AMX repacking" in check["detail"]]
+    assert len(without) == (3 if has_amx else 0)
 
 
 @pytest.mark.parametrize(

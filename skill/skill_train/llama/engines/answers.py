@@ -60,12 +60,19 @@ class EngineRun:
 
     Attributes:
         figures: what else it says of itself, such as the chat format that it chose.
+        without: what of it was switched off, because it does not run here with it.
     """
 
     engine: str
     version: str
     answers: list[EngineAnswer]
     figures: dict[str, str] = field(default_factory=dict)
+    without: str = ""
+
+    @property
+    def told(self) -> str:
+        """The engine as it was asked."""
+        return f"{self.engine} {self.version}" + (f" without {self.without}," if self.without else "")
 
 
 class AnswerToken(msgspec.Struct, frozen=True):

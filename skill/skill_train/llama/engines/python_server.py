@@ -70,6 +70,7 @@ class Served:
         url: with the `/v1` that clients of OpenAI's protocol ask for.
         chat_format: by which it writes prompts.
         device: `cpu` or `gpu`.
+        repacks: weights may be packed anew for the processor, as the server does by itself.
     """
 
     worker: LiveWorker
@@ -77,6 +78,7 @@ class Served:
     version: str
     chat_format: str
     device: str
+    repacks: bool
 
     def wait(self) -> None:
         """Waits until the server ends, and raises the reason.
@@ -132,7 +134,7 @@ def served(job: ServerJob) -> Iterator[Served]:
         ready = worker.receive_within(_BEGIN_SECONDS)
         host = f"[{job.host}]" if ":" in job.host else job.host
         url = f"http://{host}:{ready['port']}/v1"
-        yield Served(worker, url, ready["version"], ready["chat_format"], ready["device"])
+        yield Served(worker, url, ready["version"], ready["chat_format"], ready["device"], ready["repacks"])
 
 
 def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:
@@ -143,7 +145,8 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
     with served(job) as server:
         with asking(PYTHON_SERVER):
             answers = [_ask_server(server, question) for question in questions]
-        return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format})
+        without = "" if server.repacks else "AMX repacking (use_extra_bufts), with which 0.3.36 crashes"
+        return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format}, without)
 
 
 def _ask_server(server: Served, question: EngineQuestion) -> EngineAnswer:

@@ -43,7 +43,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     api, gpu = bindings(), uses_gpu(job.device)
     with captured_log(api) as lines:
         # llama-cpp-python 0.3.36 segfaults there when it repacks quantized weights.
-        if b"AMX_INT8 = 1" in api.llama_print_system_info():
+        if has_amx := b"AMX_INT8 = 1" in api.llama_print_system_info():
             _switch_off("llama_model_default_params", "use_extra_bufts")
         import jinja2
 
@@ -67,6 +67,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
             "version": llama_cpp.__version__,
             "chat_format": str(llama.chat_format),
             "device": "gpu" if gpu else "cpu",
+            "repacks": not has_amx,
         }
     )
     server.run(sockets=[bound])

@@ -130,9 +130,9 @@ def _check_prompts(run: EngineRun, file: str, differences: list[str]) -> Check:
     wrong, count = [why for why in differences if why], len(run.answers)
     figures = {"engine": run.engine, "version": run.version, "looked_at": count, **run.figures}
     if wrong:
-        detail = f"{run.engine} {run.version}: {wrong[0]}; {_REMEDY[run.engine]}"
+        detail = f"{run.told}: {wrong[0]}; {_REMEDY[run.engine]}"
         return Check("engine_prompts", file, "fail", len(wrong), 0, detail, figures)
-    detail = f"{run.engine} {run.version} writes {count} prompts as the trained model reads them"
+    detail = f"{run.told} writes {count} prompts as the trained model reads them"
     return Check("engine_prompts", file, "pass", 0, 0, detail, figures)
 
 
@@ -169,7 +169,7 @@ def _check_answers(
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict = judged(gap, ENGINE_GAP)
-    detail = f"{name} {run.version} gives the same answer as llama.cpp here to {equal} of {len(right)} prompts"
+    detail = f"{run.told} gives the same answer as llama.cpp here to {equal} of {len(right)} prompts"
     if silent:
         verdict = "fail"
         detail += f"; it gives no answer to {len(silent)}: {silent[0]}"
@@ -182,9 +182,9 @@ def _check_answers(
 def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Finding:
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
-    detail = f"{run.engine} {run.version} ends {answered} answers where llama.cpp ends them here"
+    detail = f"{run.told} ends {answered} answers where llama.cpp ends them here"
     if ends:
-        detail = f"{run.engine} {run.version}: {ends[0]}"
+        detail = f"{run.told}: {ends[0]}"
     figures = {"engine": run.engine, "version": run.version, "looked_at": answered}
     return Check("engine_stops", file, "fail" if ends else "pass", len(ends), 0, detail, figures)
 
