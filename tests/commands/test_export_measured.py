@@ -15,6 +15,7 @@ import tiny
 from skill_train.commands import export_gguf, verify
 from skill_train.commands._export import MatrixOrder, matrix_for, target_of
 from skill_train.core.console import Console
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.gguf.quality.texts import RunTexts, texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
@@ -166,13 +167,21 @@ def test_a_run_gets_a_matrix_of_its_own_rows_by_default(run: Path) -> None:
     assert [answer["mean_kl_with"] > 0 for answer in data["imatrix"].values()] == [True]
 
 
-@pytest.mark.slow
-def test_where_the_data_has_changed_the_answer_and_the_record_say_so(run: Path) -> None:
+def changed_data(run: Path) -> None:
+    """The same rows in another order."""
     plan = json.loads((run / "plan.json").read_text())
     rows = Path(plan["recipe"]["data"]).read_text().splitlines()
     data = run.parent / "rows.jsonl"
-    data.write_text("\n".join([*rows[1:], rows[0]]) + "\n")  # the same rows in another order
+    data.write_text("\n".join([*rows[1:], rows[0]]) + "\n")
     (run / "plan.json").write_text(json.dumps(plan | {"recipe": {**plan["recipe"], "data": str(data)}}))
+
+
+@pytest.mark.slow
+def test_where_the_data_has_changed_the_answer_and_the_record_say_so(run: Path) -> None:
+    """Of a run without a matrix."""
+    for name in ("imatrix.gguf", "imatrix.json"):
+        (run / name).unlink()
+    changed_data(run)
     console = Console("quiet", "export-gguf")
     answer = export(export_gguf.ExportOptions(run=run, quant="q5_k_m"), console).data
     why = "rows.jsonl has changed since the training"
@@ -186,6 +195,30 @@ def test_where_the_data_has_changed_the_answer_and_the_record_say_so(run: Path) 
     held_out = [json.loads(line)["input_ids"] for line in (run / "held_out.jsonl").read_text().splitlines()]
     texts = texts_of(RunDir(run), read_gguf(next((run / "gguf").glob("*f16.gguf"))))
     assert held_out and not [ids for ids in held_out if ids in texts.computed or ids in texts.compared]
+
+
+@pytest.mark.slow
+def test_a_matrix_of_training_rows_is_kept_where_only_samples_are_left(run: Path) -> None:
+    """The files that were made with it name it, and it is of more rows."""
+    before = [(run / name).read_bytes() for name in ("imatrix.gguf", "imatrix.json")]
+    changed_data(run)
+    console = Console("quiet", "export-gguf")
+    export(export_gguf.ExportOptions(run=run, quant="q5_k_m"), console)
+    assert [(run / name).read_bytes() for name in ("imatrix.gguf", "imatrix.json")] == before
+    [said] = [warning["message"] for warning in console.warnings if warning["code"] == "imatrix"]
+    assert said.startswith("imatrix.gguf of an earlier export is kept, of training rows sha256 ")
+    assert said.endswith("on rows of samples.jsonl, which it may have read: rows.jsonl has changed since the training")
+    outputs = json.loads((run / "quantize.json").read_text())["outputs"].values()
+    used = {entry["imatrix"]["sha256"] for entry in outputs if "imatrix" in entry}
+    assert used <= {file_digest(run / "imatrix.gguf")["sha256"]}
+    record = json.loads(before[1])
+    for key in ("inputs", "outputs"):  # of another model, or another matrix than its record says
+        [name] = record[key]
+        other = {**record, key: {name: {**record[key][name], "sha256": "0" * 64}}}
+        (run / "imatrix.json").write_text(json.dumps(other))
+        exported(run, quant="q4_k_s" if key == "inputs" else "q3_k_m")
+        assert json.loads((run / "imatrix.json").read_text())["options"]["dataset"] == "samples.jsonl"
+        (run / "imatrix.gguf").write_bytes(before[0])
 
 
 @pytest.mark.slow

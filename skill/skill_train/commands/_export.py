@@ -83,6 +83,7 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
     measured = pending if mix is None else [*pending, mix.name]
     texts = _texts_for(export.matrix, source, measured, console)
     matrix = matrix_for(export.matrix, source, texts, pending, console)
+    _warn_of_texts(console, texts, matrix)
     if replayed is not None:
         require_matrix(replayed, matrix, source)
     unable = export.question.i_quants if export.question and (matrix is None or matrix.missing) else ()
@@ -151,7 +152,7 @@ def require_possible(order: MatrixOrder, *, mix: bool) -> None:
 
 def _texts_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> RunTexts:
     """The texts that these types, which are still to be made, are measured on; empty where nothing is measured."""
-    from skill_train.gguf.quality.texts import FEWEST, RunTexts, texts_of
+    from skill_train.gguf.quality.texts import RunTexts, texts_of
     from skill_train.llama.gguf_header import read_gguf
 
     by_matrix = order.choice in (None, AUTO) and any(map(_uses_matrix, types))
@@ -159,10 +160,20 @@ def _texts_for(order: MatrixOrder, source: Path, types: list[str], console: Cons
         return RunTexts([], [], "", "nothing is measured")
     with console.progress("importance matrix") as progress:
         progress(0, 1, "reading the training rows")
-        texts = texts_of(order.run, read_gguf(source))
-    if texts.lacking and texts.tokens >= FEWEST:
-        console.warn("imatrix", f"only the rows of {texts.source} are used, {texts.tokens} tokens: {texts.lacking}")
-    return texts
+        return texts_of(order.run, read_gguf(source))
+
+
+def _warn_of_texts(console: Console, texts: RunTexts, matrix: Matrix | None) -> None:
+    """Says where only samples could be read, and where the matrix is an earlier one of more rows."""
+    from skill_train.gguf.quality.texts import FEWEST, TRAINING
+
+    if not texts.lacking or texts.tokens < FEWEST:
+        return
+    said = f"only the rows of {texts.source} are used, {texts.tokens} tokens"
+    if matrix is not None and not matrix.is_explicit and matrix.use["data"].startswith(TRAINING):
+        said = f"{matrix.use['file']} of an earlier export is kept, of {matrix.use['data']}"
+        said += f"; files are compared on rows of {texts.source}, which it may have read"
+    console.warn("imatrix", f"{said}: {texts.lacking}")
 
 
 def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[str], console: Console) -> Matrix | None:
@@ -190,7 +201,7 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
     if computed.unused_experts:
         console.warn(
             "imatrix",
-            f"{computed.unused_experts} expert matrices saw no token ({texts.why}): all their columns count equally",
+            f"{computed.unused_experts} expert matrices saw none of {computed.tokens} tokens: their columns are alike",
         )
     return importance.matrix_of(request.file, source, console.warn, texts=texts.compared)
 

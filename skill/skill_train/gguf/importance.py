@@ -13,7 +13,7 @@ from skill_train.core.digests import FileDigest, digests, file_digest, is_file_o
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.gguf.quality.texts import FEWEST, RunTexts
+from skill_train.gguf.quality.texts import FEWEST, SAMPLES, TRAINING, RunTexts
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.importance import collect
 from skill_train.llama.importance.file import read_matrix, require_fit
@@ -120,8 +120,9 @@ def _reasons(texts: RunTexts) -> list[ExportReason]:
 
 
 def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options: dict[str, str]) -> MatrixRecord | None:
-    """The record of this very matrix; None if it must be computed. One of another file or text is then replaced, as
-    a proof is, and a file that no record describes is put aside."""
+    """The record of this very matrix, or of one of training rows where only samples of them can be read now; None if it
+    must be computed. One of another file or text is then replaced, as a proof is, and a file that no record describes
+    is put aside."""
     if not request.record.is_file() and noted(
         request.file, request.record, MatrixRecord, inputs=inputs, options=options
     ):
@@ -131,8 +132,8 @@ def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options:
         return None
     record = records.read(request.record, MatrixRecord)
     [digest] = record.outputs.values()
-    same = (record.inputs, record.options) == (inputs, options) and is_file_of(request.file, digest)
-    return record if same else None
+    fits = record.options == options or (record.options.get("dataset"), request.texts.source) == (TRAINING, SAMPLES)
+    return record if fits and record.inputs == inputs and is_file_of(request.file, digest) else None
 
 
 def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | None = None) -> Matrix:
