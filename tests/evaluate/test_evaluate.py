@@ -21,7 +21,7 @@ import training
 from planning import write_recipe_hash
 from skill_train.core import resources
 from skill_train.core.console import MAX_JSON_BYTES
-from skill_train.core.digests import digests
+from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
 from skill_train.evaluate.scores import Scoring
@@ -30,6 +30,7 @@ from skill_train.program.encode import Encoder
 from skill_train.reference.load import load_tokenizer
 from skill_train.run import records
 from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import StepResult
 from skill_train.run.train_record import read_rows
 
@@ -193,6 +194,31 @@ def test_the_report_leaves_out_an_evaluation_of_a_merge_of_an_earlier_adapter(
     tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
     write_trained(copy)
     assert "evaluated, but other files than these" in str(call("report", copy)["data"]["runs"][0]["missing"])
+
+
+def test_a_file_of_an_earlier_merge_is_told(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """In the words of `chat` and `serve`. Nothing is known of a file that lies elsewhere."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    inputs: dict[str, FileDigest] = {"model.safetensors": {"bytes": 1, "sha256": "earlier"}}
+    records.write(copy / "convert.json", ExportRecord(inputs=inputs, outputs={}))
+    own, other = next((copy / "gguf").iterdir()), made.file("f16")
+    answer = call("evaluate", copy, "--rows", 2, "--gguf", own, "--gguf", other)
+    said = [warning["message"] for warning in answer["warnings"] if warning["code"] == "other_adapter"]
+    assert said == [f"{answer['data']['models'][2]['name']} was made of an earlier training of {copy}, by its records"]
+
+
+def test_merged_weights_that_were_replaced_are_refused(run: Path, tmp_path: Path) -> None:
+    """They stood as the tuned model."""
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("gguf")))
+    weights = copy / "merged" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    error = call("evaluate", copy, "--rows", 2, code=2)["error"]
+    assert (error["code"], error["message"]) == (
+        "output_changed",
+        f"{weights} is not the file that merge.json describes",
+    )
+    assert error["hint"].endswith(f"skill-train merge {copy}")
 
 
 def test_a_run_without_held_out_rows_is_refused(run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
-from skill_train.commands._chosen_model import with_pictures
+from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_pictures
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
@@ -115,15 +115,19 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)
         pictures = pictures_of(rows, run, base)
+        named = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
+        models = [with_pictures(model, run, pictures) for model in named]
+        _require_exported(run, models)
+        own = {path.resolve() for path in (run.merged, *run.ggufs)}
+        for doubt in (doubt_of_training(Chosen(run.path, model)) for model in models if model.path.resolve() in own):
+            if doubt:
+                console.warn("other_adapter", doubt)
         if tuned.adapter is not None and run.merged.is_dir():
             console.warn(
                 "other_adapter",
                 f"no record shows that {run.merged} was made from the current adapter, so base and adapter are "
                 "measured; `verify` shows whether the GGUF files were",
             )
-        named = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
-        models = [with_pictures(model, run, pictures) for model in named]
-        _require_exported(run, models)
         with console.progress("evaluating") as progress:
             result = step.evaluate(
                 step.EvaluateRequest(
@@ -165,8 +169,13 @@ def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
 
 
 def _require_exported(run: RunDir, models: list[Model]) -> None:
-    """Refuses a file that was replaced since its export: its figures would stand beside another file."""
+    """Refuses a file that was replaced since its export or merge: its figures would stand beside another file."""
     asked = {path.resolve() for model in models for path in (model.path, model.projector) if path is not None}
+    record = run.record("merge")
+    if run.merged.resolve() in asked and record.is_file():
+        hint = f"move {quoted(record)} and {quoted(run.merged)} away, then skill-train merge {quoted(run.path)}"
+        for name, merged in merge_record.read(record).outputs.items():
+            require_unchanged(run.path / name, merged, record, hint)
     for record in map(run.record, ("convert", "quantize", "mmproj")):
         outputs = export_record.read(record).outputs if record.is_file() else {}
         for name, made in outputs.items():
