@@ -16,6 +16,7 @@ import gguf_maker
 import shared_runs
 from one_command import answered
 from shared_runs import Chain
+from skill_train.gguf.export_files import model_of
 from skill_train.run.folder import RunDir
 
 
@@ -207,6 +208,18 @@ def test_a_modelfile_that_was_edited_is_told(tmp_path: Path, line: str, edited: 
     code, answer = answered("verify", run.path)
     said = [warning["message"] for warning in answer["warnings"] if warning["code"] == "modelfile_edited"]
     assert code == 0 and len(said) == bool(told) and all(words in said[0] for words in told), answer["warnings"]
+
+
+@pytest.mark.slow
+def test_a_modelfile_of_a_file_that_is_gone_was_not_edited(tmp_path: Path) -> None:
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    named = run.gguf / str(model_of(run.gguf / "Modelfile"))
+    named.unlink()
+    _, answer = answered("verify", run.path, "--tokens", 64)
+    assert "modelfile_edited" not in [warning["code"] for warning in answer["warnings"]]
+    said = [each["message"] for each in answer["warnings"] if each["message"].startswith(str(run.gguf / "Modelfile"))]
+    again = f"skill-train export-gguf {run.path} writes it again"
+    assert said == [f"{run.gguf / 'Modelfile'} names {named.name}, which is gone; {again}"]
 
 
 @pytest.mark.slow

@@ -186,8 +186,11 @@ def _warn_of_modelfile(console: Console, run: RunDir) -> None:
     parameters, _ = parameters_of_run(run.merged, run)
     chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
     text = file.read_text(encoding="utf-8", errors="replace")
+    again = f"skill-train export-gguf {quoted(run.path)} writes it again"
+    if named in recorded(run) and not named.is_file():
+        console.warn("missing_file", f"{file} names {named.name}, which is gone; {again}")
+        chosen = named
     if changed := edits(text, modelfile(chosen.name, parameters, beside)):
-        again = f"skill-train export-gguf {quoted(run.path)} writes it again"
         console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 
 
