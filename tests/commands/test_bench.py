@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gguf_edit
 import gguf_maker
 from one_command import answered, called
 from skill_train.llama.speed.measure import Round, Timing, share
@@ -39,6 +40,17 @@ def test_two_files() -> None:
                 assert speed["tokens_per_second"] == pytest.approx(tokens / sorted(speed["seconds"])[1], rel=0.05)
         # One pass over the weights for 200 tokens, or one for each: the same order on any machine.
         assert min(file["prompt"]["seconds"]) / 200 < min(file["answer"]["seconds"]) / 16
+
+
+def test_a_file_in_parts_has_the_size_of_all(tmp_path: Path) -> None:
+    """llama.cpp takes the first for the whole. It has 7 GB of a model of 70 GB, or no tensors at all."""
+    whole = gguf_maker.exported("gemma").file("q8_0")
+    gguf_edit.rewrite(whole, tmp_path / "model.gguf", most_tensors=9)
+    parts = sorted(tmp_path.glob("model-*-of-*.gguf"))
+    words = ("--prompt-tokens", 16, "--answer-tokens", 4, "--rounds", 1)
+    code, answer = answered("bench", parts[0], *words)
+    assert code == 0 and len(parts) > 2
+    assert answer["data"]["files"][0]["bytes"] == sum(part.stat().st_size for part in parts)
 
 
 def _work() -> None:

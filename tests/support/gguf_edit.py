@@ -23,6 +23,7 @@ def rewrite(
     without: tuple[str, ...] = (),
     texts: dict[str, str] | None = None,
     numbers: dict[str, int | list[int]] | None = None,
+    most_tensors: int = 0,
 ) -> Path:
     """`source` with changes, as `out`.
 
@@ -31,9 +32,11 @@ def rewrite(
         tensors: functions from a tensor's data (rows of bytes for quantized ones) to the new data.
         without: tensors to leave out.
         texts, numbers: keys that the source does not have.
+        most_tensors: of a part, where the file is written in parts.
     """
     reader, changed = GGUFReader(source), metadata or {}
-    writer = GGUFWriter(str(out), reader.fields["general.architecture"].contents())
+    arch = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(str(out), arch, split_max_tensors=most_tensors)
     for key, field in reader.fields.items():
         value = changed.get(key, field.contents())
         if not key.startswith(_OWN) and value is not None:
