@@ -22,6 +22,10 @@ def test_anything_else_is_explained_by_the_help(words: tuple[str, ...]) -> None:
     assert _error(*words)["hint"] == f"skill-train {words[0]} --help"
 
 
+def test_rows_of_ones_own_are_no_option_of_evaluate() -> None:
+    assert "rows of your own cannot be given" in _error("evaluate", "run", "--data", "rows.jsonl")["hint"]
+
+
 NUMBERS = [
     ("submit", "--max-cost"),
     ("submit", "--max-hours"),
