@@ -222,6 +222,19 @@ def test_a_run_of_bare_text_continues_it(commands: Commands, run: Path, tmp_path
     assert refused.error == (2, "bad_usage")
 
 
+def test_a_run_whose_base_is_away_has_files_to_give_alone(commands: Commands, run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["recipe"]["model"] = str(tmp_path / "away")
+    (copy / "plan.json").write_text(json.dumps(plan))
+    write_recipe_hash(copy)
+    words = ("--prompt", QUESTION, "--max-tokens", 2)
+    done = asked(commands, copy, *words)
+    hint = done.answer["error"]["hint"]
+    assert done.error == (2, "missing_file") and "; or give a file alone, which needs no base: " in hint
+    assert answers(commands, hint.split(": ")[-1], *words)
+
+
 def test_nobody_in_a_terminal_needs_a_prompt(commands: Commands, made: gguf_maker.Export) -> None:
     refused = asked(commands, made.file("f16"))
     assert refused.error == (2, "bad_usage") and "--prompt" in refused.answer["error"]["expected"]

@@ -50,7 +50,14 @@ def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -
         return _file_alone(where, word, "--file" if folders else "--quant")
     run = open_run(where)
     record = trained(run)
-    recipe, base = plan_record.read(run.plan).recipe, base_of(run)
+    recipe = plan_record.read(run.plan).recipe
+    try:
+        base = base_of(run)
+    except UsageError as error:
+        alone = run.ggufs and not recipe.images and not is_asked_bare(record, recipe.format)
+        if alone and error.code == "missing_file":
+            error.hint += f"; or give a file alone, which needs no base: {quoted(run.gguf / _shipped(run))}"
+        raise
     model = _model(run, base, word or _shipped(run), folders)
     if recipe.images:
         model = with_pictures(model, run, pictures_of_run(run, base))
