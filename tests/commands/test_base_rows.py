@@ -10,6 +10,8 @@ import pytest
 
 import shared_runs
 from one_command import answered
+from skill_train.commands.push import PushOptions, gathered
+from skill_train.core.console import Console
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,17 @@ def test_held_out_rows_that_the_base_was_trained_on_are_counted(tmp_path: Path) 
     assert said[0].startswith(count)
     evaluate = ("evaluate", second, "--rows", 2)
     assert told(*evaluate) == said
+    assert told("report", second) == said
+    assert "which may have trained on some of these rows" in (second / "report.html").read_text()
+    console = Console("quiet", "push")
+    facts = gathered(PushOptions(run=second, repo="me/x"), console).facts
+    assert (
+        facts.base_may_know and [each["message"] for each in console.warnings if each["code"] == "base_trained"] == said
+    )
     assert told("local", *on_first, "--run-dir", tmp_path / "same") == []  # the same split
+    assert told("evaluate", tmp_path / "same", "--rows", 2) == told("report", tmp_path / "same") == []
+    assert "which may have trained" not in (tmp_path / "same" / "report.html").read_text()
+    assert not gathered(PushOptions(run=tmp_path / "same", repo="me/x"), console).facts.base_may_know
 
     answered("merge", second)
     chained = told("local", recipe, *train, "--model", second / "merged", "--run-dir", third)

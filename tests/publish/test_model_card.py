@@ -145,6 +145,8 @@ def test_figures_are_of_the_files_that_are_pushed() -> None:
     measured = msgspec.convert(given, Evaluation)
     _, page = made("gguf", ggufs={Q8: 1}, evaluation=measured)
     assert "on 20 rows that this run never trained on. The interval is of 95 %." in page
+    _, page_of_chain = made("gguf", ggufs={Q8: 1}, evaluation=measured, base_may_know=True)
+    assert "never trained on, and on some of which its base may have been trained. The interval" in page_of_chain
     table = page.split("## Measured")[1].split("| --- | --- | --- | --- |\n")[1].split("\n\n")[0]
     assert table.splitlines() == [
         "| base | not measured | not asked |  |",

@@ -123,11 +123,14 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
         console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")
 
 
-def warn_of_base_rows(console: Console, run: RunDir) -> None:
-    """Warns of held-out rows on which the runs may have trained that its base was merged in, one on top of another."""
+def warn_of_base_rows(console: Console, run: RunDir) -> bool:
+    """Warns of held-out rows on which the runs may have trained that its base was merged in, one on top of another.
+    Whether there are any, or may be."""
+    again = "a run with its data, held_out_fraction and seed holds out the same rows"
     try:
-        for said in known_to_base(run):
-            again = "a run with its data, held_out_fraction and seed holds out the same rows"
-            console.warn("base_trained", f"{said}, and the base was merged there; {again}")
+        told = [f"{said}, and the base was merged there; {again}" for said in known_to_base(run)]
     except UsageError as error:  # the training is done
-        console.warn("base_trained", f"whether the base was trained on held-out rows is not known: {error.message}")
+        told = [f"whether the base was trained on held-out rows is not known: {error.message}"]
+    for said in told:
+        console.warn("base_trained", said)
+    return bool(told)

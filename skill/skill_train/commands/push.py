@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from skill_train.commands._ended_training import smoke_failure
+from skill_train.commands._ended_training import smoke_failure, warn_of_base_rows
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
 from skill_train.core import resources
@@ -170,6 +170,7 @@ def gathered(options: PushOptions, console: Console) -> _Push:
         training=training,
         proof=proof,
         evaluation=evaluation,
+        base_may_know=evaluation is not None and warn_of_base_rows(console, folder),
         private=not options.public,
     )
     return _Push(folder, plan.recipe, facts, files + records_of(folder, proof, evaluation), others)

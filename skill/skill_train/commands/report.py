@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skill_train.commands._drawing import draw_line
+from skill_train.commands._ended_training import warn_of_base_rows
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
 from skill_train.core.console import Console, Result
@@ -37,8 +38,10 @@ def report(options: ReportOptions, console: Console) -> Result:
 
     opened = [open_run(path) for path in options.runs]
     out = options.out or opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
+    evaluated = (run for run in opened if run.record("evaluate").is_file())
+    known = tuple(run.path for run in evaluated if warn_of_base_rows(console, run))
     with console.progress("report") as progress:
-        data = step.report(opened, out=out, progress=progress)
+        data = step.report(opened, out=out, progress=progress, base_may_know=known)
     following = [part["command"] for run in data["runs"] for part in run["missing"][:1]]
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 

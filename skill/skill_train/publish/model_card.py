@@ -47,6 +47,7 @@ class CardFacts:
         projector: the name of the file that reads pictures for each of them; None without one.
         half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
         evaluation: the evaluation of these files; None if there is none.
+        base_may_know: the base was merged by runs that may have trained on rows of that evaluation.
     """
 
     repo: str
@@ -66,6 +67,7 @@ class CardFacts:
     projector: str | None = None
     half_of_a_pair: str = ""
     evaluation: Evaluation | None = None
+    base_may_know: bool = False
     private: bool = False
 
 
@@ -212,6 +214,7 @@ def _measured(facts: CardFacts) -> str:
     ]
     never = facts.training.data.held_out_trained == 0  # of an earlier version some did
     which = "rows that this run never trained on" if never else "held-out rows, which may have been trained"
+    which += ", and on some of which its base may have been trained" if facts.base_may_know else ""
     basis = f"By `skill-train evaluate`, on {evaluation.rows} {which}. The interval is of 95 %."
     head = f"## Measured\n\n{basis}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)

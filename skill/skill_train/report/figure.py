@@ -99,6 +99,7 @@ class ReportedRun:
         documents: further JSON documents by the name of their file without `.json`.
         pictures: those of the answers that are shown.
         outdated: documents that were left out, because they are about other files than those of the run.
+        base_may_know: the base was merged by runs that may have trained on held-out rows.
         metrics: a line a step, in order.
         texts: `recipe.yaml` and `Modelfile`, if there are such files.
     """
@@ -114,6 +115,7 @@ class ReportedRun:
     cloud: CloudRecord | None = None
     pictures: ShownPictures = ShownPictures({})
     outdated: tuple[str, ...] = ()
+    base_may_know: bool = False
 
     def __getitem__(self, name: str) -> Record:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}

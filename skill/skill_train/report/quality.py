@@ -66,6 +66,7 @@ def quality(run: ReportedRun) -> QualityView | None:
         for i, difference in enumerate(evaluation.differences)
     ]
     return {
+        "base_may_know": run.base_may_know,
         "rows": evaluate.figure(number, "rows"),
         "asked": evaluate.figure(number, "asked"),
         "score": evaluation.score,

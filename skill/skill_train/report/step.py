@@ -70,8 +70,11 @@ class Report(TypedDict):
     same: list[SameView]
 
 
-def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
+def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple[Path, ...] = ()) -> Report:
     """Writes the page, whole or not at all.
+
+    Args:
+        base_may_know: runs whose base may have been trained on their held-out rows.
 
     Raises:
         UsageError: `out` exists and is not a report, or skill-train did not write a record of a run.
@@ -84,7 +87,11 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
         read = [run.without_outdated() for run in read]
         room = MOST_CHARACTERS // len(runs)
         read = [
-            dataclasses.replace(reported, pictures=shown_pictures(run, reported.evaluation, room))
+            dataclasses.replace(
+                reported,
+                pictures=shown_pictures(run, reported.evaluation, room),
+                base_may_know=run.path in base_may_know,
+            )
             for run, reported in zip(runs, read, strict=True)
         ]
         views, overviews = [run_view(run) for run in read], [overview(run) for run in read]

@@ -101,8 +101,9 @@ class ModelDifferenceView(TypedDict):
 
 
 class QualityView(TypedDict):
-    """The `figures` of each model stand in the order of `measures`."""
+    """The `figures` of each model stand in the order of `measures`. `base_may_know`: of a held-out row."""
 
+    base_may_know: bool
     rows: Figure
     asked: Figure
     score: str | None
