@@ -27,7 +27,7 @@ from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
-from skill_train.program.pictures.tokens import EXPANSIONS
+from skill_train.program.pictures.processor import PROCESSOR_DEFAULTS
 from skill_train.reference import load as reference
 from skill_train.verify.step import VerifyRequest, verify
 
@@ -345,7 +345,7 @@ def test_every_type_with_lora_targets_is_walked_over() -> None:
     walked = {tiny_families.model_type(name) for name in tiny_families.FAMILIES}
     walked |= {kind for kind, *_ in [*STOPPED.values(), *TAKEN.values()]}
     walked |= {read_model(tiny.cached(kind)).model_type for kind in tiny.KINDS}
-    vision = {"mllama", *EXPANSIONS}  # of most of them AutoModelForCausalLM loads no text alone
+    vision = {"mllama", *PROCESSOR_DEFAULTS}  # of most of them AutoModelForCausalLM loads no text alone
     assert TARGETS.keys() - walked <= vision
     assert not {"qwen2_vl", "qwen2_5_vl"} & set(TEXT_OF_VISION)
 

@@ -9,7 +9,7 @@ import pytest
 
 from skill_train.core.errors import UsageError
 from skill_train.program.pictures.engine import ENGINE_FAMILIES
-from skill_train.program.pictures.tokens import EXPANSIONS
+from skill_train.program.pictures.processor import PROCESSOR_DEFAULTS
 from skill_train.recipe.fields import from_dict, recipe_hash
 from skill_train.recipe.preprocess import preprocess_of
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -19,7 +19,7 @@ def _recipe(**values: Any) -> Any:
     return from_dict({"model": "m", "data": "d", **values})
 
 
-@pytest.mark.parametrize("family", EXPANSIONS)
+@pytest.mark.parametrize("family", PROCESSOR_DEFAULTS)
 def test_without_a_choice_it_is_what_llama_cpp_shows_where_that_is_known(family: str) -> None:
     chosen = preprocess_of(_recipe(), family)
     assert chosen.value == ("engine" if family in ENGINE_FAMILIES else "model")

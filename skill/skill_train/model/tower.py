@@ -11,7 +11,6 @@ from skill_train.facts import ModelFacts, TowerFacts
 from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.processor import PROCESSOR_DEFAULTS, read_processor
-from skill_train.program.pictures.tokens import EXPANSIONS
 
 Config = Mapping[str, Any]
 
@@ -56,13 +55,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def trains_on_pictures(model: ModelFacts) -> bool:
     """Whether the training program reads the pictures of rows for this model."""
-    return model.vision and model.model_type in EXPANSIONS and (model.model_type != "llava" or model.tower is not None)
+    known = model.vision and model.model_type in PROCESSOR_DEFAULTS
+    return known and (model.model_type != "llava" or model.tower is not None)
 
 
 def unread_pictures(model: ModelFacts) -> str:
     """Why the training program reads no pictures for this model."""
-    families = ", ".join(EXPANSIONS) + " with Pixtral's tower"
-    kind = model.model_type + " with another tower" * (model.model_type in EXPANSIONS)
+    families = ", ".join(PROCESSOR_DEFAULTS) + " with Pixtral's tower"
+    kind = model.model_type + " with another tower" * (model.model_type in PROCESSOR_DEFAULTS)
     return f"pictures can be trained with {families}, and this model is of the type {kind}"
 
 

@@ -38,7 +38,7 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
 }
 # The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
 # files; of a class that transformers does not know it takes that of the family.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from skill_train.program.pictures.decode import (
 from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, require_engine
 from skill_train.program.pictures.find import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
+    PROCESSOR_DEFAULTS,
     PROCESSOR_FILES,
     grid_of,
     limit_pixels,
@@ -41,18 +42,7 @@ from skill_train.program.pictures.processor import (
     read_processor,
 )
 
-# How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
-TYPE_NAMES = {
-    "qwen2_vl": "mm_token_type_ids",
-    "qwen2_5_vl": "mm_token_type_ids",
-    "qwen3_vl": "mm_token_type_ids",
-    "gemma3": "token_type_ids",
-}
-
-
-# What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
-# `replace_image_token` of each processor of transformers 5.23, which a test compares; the processors themselves need
-# torchvision, for films.
+LINE_END = "[IMG_BREAK]"
 
 
 class Places(NamedTuple):
@@ -97,11 +87,11 @@ class Pictures:
         config = documents["config.json"] or {}
         self.kind = str(config.get("model_type", "unknown"))
         tower = config.get("vision_config") or {}
-        if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
+        if self.kind not in PROCESSOR_DEFAULTS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"the model family {self.kind} cannot be trained on pictures",
                 code="vision",
-                expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
+                expected=", ".join(PROCESSOR_DEFAULTS) + " with Pixtral's tower",
                 got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
@@ -144,8 +134,25 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
-        """The text that stands for one picture, with a token for each part of it."""
-        return EXPANSIONS[self.kind](self, size)
+        """The text that stands for one picture, with a token for each part of it.
+
+        As `replace_image_token` of each processor of transformers 5.23 writes it, which a test compares; the processors
+        themselves need torchvision, for films.
+        """
+        token, by_engine = self.places.token, self.engine is not None
+        if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
+            text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"
+            return text if by_engine else f"\n\n{text}\n\n"
+        if self.kind.startswith("qwen"):
+            tokens = token * self.tokens(size)
+            return f"<|vision_start|>{tokens}<|vision_end|>" if by_engine else tokens
+        rows, columns = self.grid(size)
+        if self.kind in LINED:
+            return LINE_END.join([token * columns] * rows) + "[IMG_END]"
+        around, parts, tiles = "<fake_token_around_image>", token * self.settings.count, ""
+        for row in range(1, rows + 1):
+            tiles += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
+        return tiles + "\n" * bool(tiles) + f"{around}<global-img>{parts}{around}"
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
         """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
@@ -252,9 +259,12 @@ class Pictures:
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
     def token_types(self, ids: Any) -> dict[str, Any]:
-        """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
-        name = TYPE_NAMES.get(self.kind)
-        return {} if name is None else {name: (ids == self.token_id).long()}
+        """Where pictures stand, for the families whose model asks: Qwen's positions and Gemma's attention depend on it.
+        ids [rows, tokens] -> the same shape, 0 or 1."""
+        if self.kind != "gemma3" and not self.kind.startswith("qwen"):
+            return {}
+        name = "token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"
+        return {name: (ids == self.token_id).long()}
 
 
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
@@ -262,53 +272,6 @@ def model_document(model: str, revision: str | None, name: str) -> dict[str, Any
     path = model_file(model, revision, name)
     document = foreign_json(Path(path)) if path is not None else None
     return document if isinstance(document, dict) else None
-
-
-def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Qwen: one token for a square of patches, whatever the sides of the picture."""
-    tokens = pictures.places.token * pictures.tokens(size)
-    return tokens if pictures.engine is None else f"<|vision_start|>{tokens}<|vision_end|>"
-
-
-def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
-    their own, and llama.cpp does not."""
-    begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
-    text = f"{begin}{pictures.places.token * pictures.tokens(size)}{end}"
-    return text if pictures.engine is not None else f"\n\n{text}\n\n"
-
-
-def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
-    around, whole = "<fake_token_around_image>", "<global-img>"
-    parts = pictures.places.token * pictures.settings.count
-    rows, columns = pictures.grid(size)
-    text = ""
-    for row in range(1, rows + 1):
-        text += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
-    return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
-
-
-LINE_END = "[IMG_BREAK]"
-
-
-def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
-    rows, columns = pictures.grid(size)
-    lines = LINE_END.join([pictures.places.token * columns] * rows)
-    return f"{lines}[IMG_END]"
-
-
-EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
-    "qwen2_vl": patches_expansion,
-    "qwen2_5_vl": patches_expansion,
-    "qwen3_vl": patches_expansion,
-    "gemma3": gemma_expansion,
-    "smolvlm": tiles_expansion,
-    "idefics3": tiles_expansion,
-    "mistral3": lines_expansion,
-    "llava": lines_expansion,  # the last one, of which not every tower is read
-}
 
 
 class PixelLimits(NamedTuple):
