@@ -3621,8 +3621,8 @@ class Pictures:
         return [Image.new("RGB", image.size, "grey") for image in images] if self.is_grey else images
 
     @contextmanager
-    def all_grey(self, grey: bool = True) -> Iterator[None]:
-        self.is_grey = grey
+    def all_grey(self) -> Iterator[None]:
+        self.is_grey = True
         try:
             yield
         finally:
@@ -6469,26 +6469,27 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
-    def picture_loss(self, *, grey: bool) -> float | None:
+    def picture_losses(self) -> tuple[float, float] | None:
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
-        with self.pictures.all_grey(grey):
-            return self.mean_loss(rows)
+        own = self.mean_loss(rows)
+        with self.pictures.all_grey():
+            return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
-        if own is None or grey is None:
+        if (losses := self.picture_losses()) is None:
             return
+        own, grey = losses
         change = abs(own - grey) / max(abs(own), 1e-12)
         verdict: Verdict = "pass" if change > PICTURE_CHANGE else "fail"
         detail = f"loss {own:.4f}, and {grey:.4f} with grey pictures; they must differ by more than {PICTURE_CHANGE:g}"
         self.add("pictures_are_read", verdict, change, f"{detail} of it")
 
     def check_pictures_help(self) -> None:
-        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
-        if own is None or grey is None:
+        if (losses := self.picture_losses()) is None:
             return
+        own, grey = losses
         detail = f"loss {own:.4f} after training, and {grey:.4f} with grey pictures, on the same rows"
         if grey > own:
             return self.add("pictures_help", "pass", grey - own, detail)

@@ -131,8 +131,8 @@ class Pictures:
         self.seen, self.grey = seen, False
 
     @contextlib.contextmanager
-    def all_grey(self, grey: bool) -> Iterator[None]:
-        self.grey = grey
+    def all_grey(self) -> Iterator[None]:
+        self.grey = True
         yield
         self.grey = False
 

@@ -122,21 +122,22 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
-    def picture_loss(self, *, grey: bool) -> float | None:
-        """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
-        same size is in place of each, so that the tokens are the same."""
+    def picture_losses(self) -> tuple[float, float] | None:
+        """Mean loss of the fixed rows that have pictures, and with a grey picture of the same size, so of as many
+        tokens, in place of each. None where no row has one."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
-        with self.pictures.all_grey(grey):
-            return self.mean_loss(rows)
+        own = self.mean_loss(rows)
+        with self.pictures.all_grey():
+            return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
         """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
         the same, by the words alone."""
-        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
-        if own is None or grey is None:
+        if (losses := self.picture_losses()) is None:
             return
+        own, grey = losses
         change = abs(own - grey) / max(abs(own), 1e-12)
         verdict: Verdict = "pass" if change > PICTURE_CHANGE else "fail"
         detail = f"loss {own:.4f}, and {grey:.4f} with grey pictures; they must differ by more than {PICTURE_CHANGE:g}"
@@ -144,9 +145,9 @@ class Checks:
 
     def check_pictures_help(self) -> None:
         """Checks whether the trained answers depend on what the pictures show."""
-        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
-        if own is None or grey is None:
+        if (losses := self.picture_losses()) is None:
             return
+        own, grey = losses
         detail = f"loss {own:.4f} after training, and {grey:.4f} with grey pictures, on the same rows"
         if grey > own:
             return self.add("pictures_help", "pass", grey - own, detail)

@@ -235,9 +235,9 @@ class Pictures:
         return [Image.new("RGB", image.size, "grey") for image in images] if self.is_grey else images
 
     @contextmanager
-    def all_grey(self, grey: bool = True) -> Iterator[None]:
+    def all_grey(self) -> Iterator[None]:
         """In the block every picture is grey, of its own size."""
-        self.is_grey = grey
+        self.is_grey = True
         try:
             yield
         finally:
