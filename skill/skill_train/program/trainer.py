@@ -130,18 +130,16 @@ class PictureCollator:
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Of each feature its `place` in the rows is read, or the feature itself is a row."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         rows = [self.rows[feature["place"]] if "place" in feature else feature for feature in features]
-        longest = max(len(row["input_ids"]) for row in rows)
-
-        def padded(name: str, filler: int) -> Any:
-            return torch.tensor([row[name] + [filler] * (longest - len(row[name])) for row in rows])
-
-        ids = padded("input_ids", self.pad)
-        mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows])
+        each = [torch.tensor(row["input_ids"]) for row in rows]
+        ids = pad_sequence(each, batch_first=True, padding_value=self.pad)
+        mask = pad_sequence([torch.ones_like(own) for own in each], batch_first=True)
         batch = {"input_ids": ids, "attention_mask": mask}
         if all("labels" in row for row in rows):
-            batch["labels"] = padded("labels", IGNORED)
+            labels = [torch.tensor(row["labels"]) for row in rows]
+            batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
         tensors = self.pictures.tensors([self.pictures.read(row) for row in rows])
         return batch | tensors | self.pictures.token_types(ids * mask)
 
