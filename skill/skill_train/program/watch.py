@@ -292,9 +292,8 @@ class Watch:
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
             recorded = json.loads(record.read_text(encoding="utf-8"))
-            write_json(
-                record, recorded | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)}
-            )
+            built = {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)}
+            write_json(record, recorded | built)
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
         """Records one step. False when the run must stop."""
