@@ -4701,19 +4701,15 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     if len(tokenizer) <= len(special) and {*tokenizer.get_vocab()} <= special:  # listing a large one takes 0.1 s
         raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
     require_one_vocabulary(model, revision, tokenizer)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = template_of_processor(model, revision)
+    if not tokenizer.chat_template:  # older processors kept it in a file that llama.cpp's converter reads too
+        template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
+        tokenizer.chat_template = template if isinstance(template, str) else None
     names = ("generation_config.json", "config.json")  # transformers reads the second without the first
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
     tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
     return tokenizer
-
-
-def template_of_processor(model: str, revision: str | None) -> str | None:
-    template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
-    return template if isinstance(template, str) else None
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
@@ -4750,13 +4746,10 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     pieces = model_file(model, revision, "tokenizer.model") if published is None else None
     if pieces is not None:
         return by_scores(tokenizer, pieces)
-    if published is not None and not follows_its_file(tokenizer):
+    # TokenizersBackend uses tokenizer.json unchanged. Other fast classes build it anew.
+    if published is not None and tokenizer.is_fast and type(tokenizer).__name__ != "TokenizersBackend":
         tokenizer = as_published(tokenizer, published, model, revision)
     return with_prefix_of_llama_cpp(tokenizer)
-
-
-def follows_its_file(tokenizer: Any) -> bool:
-    return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
