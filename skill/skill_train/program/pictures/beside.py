@@ -47,9 +47,7 @@ class HubFile(NamedTuple):
     @property
     def root(self) -> Path:
         """The files of this commit in the cache of huggingface_hub."""
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{self.dataset.replace('/', '--')}" / "snapshots" / self.commit
+        return cache_of(self.dataset) / "snapshots" / self.commit
 
     @property
     def folder(self) -> Path:
@@ -101,9 +99,14 @@ def picture_folder(data: str, file: str | None = None, commit: str | None = None
         return path if path.is_dir() else path.resolve().parent
     if file is not None:
         return hub_file(data, commit, file).folder
+    return cache_of(data)
+
+
+def cache_of(dataset: str) -> Path:
+    """The folder of a dataset in the cache of huggingface_hub."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
+    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{dataset.replace('/', '--')}"
 
 
 def hub_cache_of(folder: Path) -> Path | None:
