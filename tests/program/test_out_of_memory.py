@@ -144,7 +144,7 @@ def test_in_a_job(
     _settings(tmp_path, starts=kept / "starts", free=free, stage=stage, killed=killed)
     before = (kept / "plan.json").read_bytes()
     _command(monkeypatch, tmp_path)
-    failure = train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "one"), kept)
+    failure = train_in_job(plan, None, _folder(tmp_path / "one"), kept)
     assert (failure is None) == ends_well
     if failure is not None:
         assert (failure["exit_code"], failure["error"]["code"]) == (3, "out_of_memory")
@@ -153,7 +153,7 @@ def test_in_a_job(
     assert (kept / "train.failed.json").is_file() != ends_well
     assert (kept / "plan.json").read_bytes() == before
     _check_plan(json.loads((tmp_path / "one" / "plan.json").read_text()), tried)
-    train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "two"), kept)
+    train_in_job(plan, None, _folder(tmp_path / "two"), kept)
     assert _starts(kept)[len(tried)] == _layout(*tried[-1])
 
 

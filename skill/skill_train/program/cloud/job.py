@@ -60,10 +60,10 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
         prepare_environment(plan["placement"])
         scratch = tempfile.TemporaryDirectory(prefix="skill-train-", ignore_cleanup_errors=True)
         with explained_errors(), scratch as folder:
-            work, failure = Path(folder), None
+            work = Path(folder)
             if not fetch_result(bucket, work):
                 start_job(plan, bucket, rehearse=rehearse)
-                failure = train_in_job(plan, path, data, work, bucket)
+                failure = train_in_job(plan, data, work, bucket)
                 if failure is not None:
                     return failure["exit_code"]
             if not rehearse:
@@ -93,7 +93,7 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
     tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: Path) -> Failure | None:
+def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
     """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
     plan = layout_that_was_left(plan, bucket)
     keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
