@@ -7352,10 +7352,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     save(trainer, tuned, base, pictures)
     checks.after_training(folder, tuned)
     if is_main_process():
-        write_json(
-            folder / "train.json",
-            report(plan, watch, checks, tuned, time.monotonic() - started),
-        )
+        write_json(folder / "train.json", report(plan, watch, checks, tuned, time.monotonic() - started))
         event("done", verdict=checks.verdict())
     trainer.accelerator.end_training()
 
@@ -7483,6 +7480,8 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
     timed = sum(line["seconds"] or 0.0 for line in settled)
+    earlier = sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start)
+    smaller = [reason for reason in plan.get("reasons") or [] if reason.get("rule") == SMALLER]
     return {
         "schema": "skill-train/step/1",
         "step": "train",
@@ -7492,9 +7491,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "verdict": checks.verdict(),
         "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
         "saved_dtype": saved_type(tuned),
-        "smaller_layout": next(
-            (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
-        ),
+        "smaller_layout": smaller[-1] if smaller else None,
         "checks": checks.results,
         "example": marked_text(checks.tokenizer, checks.rows[0])[:2000],
         "answer": checks.answer,
@@ -7507,9 +7504,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
             "peak_memory_bytes": watch.peak_bytes,
             "baseline_memory_bytes": watch.baseline_bytes,
         },
-        "seconds": round(
-            seconds + sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start), 2
-        ),
+        "seconds": round(seconds + earlier, 2),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
