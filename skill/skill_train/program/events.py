@@ -49,13 +49,7 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.error: ErrorWords = {
-            "code": code,
-            "message": message,
-            "expected": expected,
-            "got": got,
-            "hint": hint,
-        }
+        self.error: ErrorWords = {"code": code, "message": message, "expected": expected, "got": got, "hint": hint}
 
     @property
     def failure(self) -> Failure:
@@ -74,10 +68,8 @@ def explanation(error: Exception) -> Refused | None:
     number = error.errno if isinstance(error, OSError) else None
     # torch and safetensors have their own words for a full disk. A limit of the size of files counts as one.
     own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
-    cannot_open = "open file failed" in text
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
-        any(words in text for words in own_words) and not cannot_open
-    ):
+    is_full = any(words in text for words in own_words) and "open file failed" not in text
+    if is_full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Refused(
             f"the disk is full: {first_line(error)}",
             code="no_disk",
@@ -254,8 +246,7 @@ def peak_rss_bytes() -> int:
 
 def number(value: Any) -> float | None:
     """A finite float, or None: JSON has no NaN."""
-    value = float(value) if value is not None else math.nan
-    return value if math.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 class FileDigest(TypedDict):
@@ -269,8 +260,7 @@ def file_digest(path: Path) -> FileDigest:
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> None:
-    if is_main_process():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 
 
 def write_json(path: Path, document: Any) -> None:
