@@ -5049,11 +5049,11 @@ class Encoder:
         tools = example["tools"]
         messages, notes = as_taken(example["messages"], lambda taken: self.try_render(taken, tools))
         example["messages"] = messages
-        rendered = self.render(messages, example["tools"])
-        self.require_calls(messages, example["tools"], rendered)
+        rendered = self.render(messages, tools)
+        self.require_calls(messages, tools, rendered)
         for note in (*notes, *python_notes(messages, tools, rendered), *left_out_thoughts(messages, rendered)):
             self.note(note)
-        self.look_for_the_rest(messages, example["tools"], rendered)
+        self.look_for_the_rest(messages, tools, rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
         if self.around[1] == self.tokenizer.eos_token_id:
@@ -5228,10 +5228,9 @@ class Encoder:
 
     @cached_property
     def template_marks(self) -> list[str]:
-        special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
         last = self.before_question()
         signed = {last} if last[:1] in ("<", "[") else set()
-        return sorted({token for token in special if token and token in self.head} | signed - {""})
+        return sorted({token for token in self.special if token and token in self.head} | signed)
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:

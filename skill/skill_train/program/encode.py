@@ -11,13 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
-from skill_train.program.chat.answers import (
-    as_taken,
-    left_out_thoughts,
-    name_of_call,
-    python_notes,
-    with_fewer_calls,
-)
+from skill_train.program.chat.answers import as_taken, left_out_thoughts, name_of_call, python_notes, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.labels import IGNORED, labels_of
 from skill_train.program.chat.told import ToldRows
@@ -242,11 +236,11 @@ class Encoder:
         tools = example["tools"]
         messages, notes = as_taken(example["messages"], lambda taken: self.try_render(taken, tools))
         example["messages"] = messages
-        rendered = self.render(messages, example["tools"])
-        self.require_calls(messages, example["tools"], rendered)
+        rendered = self.render(messages, tools)
+        self.require_calls(messages, tools, rendered)
         for note in (*notes, *python_notes(messages, tools, rendered), *left_out_thoughts(messages, rendered)):
             self.note(note)
-        self.look_for_the_rest(messages, example["tools"], rendered)
+        self.look_for_the_rest(messages, tools, rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
         if self.around[1] == self.tokenizer.eos_token_id:
@@ -440,10 +434,9 @@ class Encoder:
     @cached_property
     def template_marks(self) -> list[str]:
         """The text that the template writes right before a question, and every special token before it."""
-        special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
         last = self.before_question()
         signed = {last} if last[:1] in ("<", "[") else set()
-        return sorted({token for token in special if token and token in self.head} | signed - {""})
+        return sorted({token for token in self.special if token and token in self.head} | signed)
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
