@@ -2993,6 +2993,7 @@ def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -
 # --- pictures/parts ---
 # Which part of a vision model a module belongs to, by its name.
 
+# Where the modules of transformers lie: Qwen has the projector, which it calls merger, in the tower.
 PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
 TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
 
@@ -5408,11 +5409,10 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
-    classes = model_class(recipe)._model_mapping.get(type(config), None)
-    first = classes[0] if isinstance(classes, tuple) else classes
-    if kernel != "sdpa" or first is None or first._supports_sdpa:
+    built = model_class(recipe)._model_mapping.get(type(config), None)
+    if kernel != "sdpa" or built is None or built._supports_sdpa:
         return kernel
-    event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
+    event("note", text=f"eager attention in place of sdpa: {built.__name__} has no fused kernel")
     return "eager"
 
 
@@ -5510,7 +5510,6 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     return config
 
 
-# Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
     """The modules that get an adapter."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
@@ -5565,10 +5564,8 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
     elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
-        message, hint = (
-            f"the output head {target!r} cannot have an adapter",
-            f"modules_to_save: [{target}] trains it whole",
-        )
+        message = f"the output head {target!r} cannot have an adapter"
+        hint = f"modules_to_save: [{target}] trains it whole"
     else:
         return
     leaves = {name.rsplit(".", 1)[-1] for name, module in modules if is_linear(module) and module is not head}

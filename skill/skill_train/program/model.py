@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.program.chat.labels import IGNORED
-from skill_train.program.events import (
-    EXIT_FAILED,
-    FileDigest,
-    Refused,
-    event,
-    file_digest,
-    readable,
-)
+from skill_train.program.events import EXIT_FAILED, FileDigest, Refused, event, file_digest, readable
 from skill_train.program.folders.base import config_with
 from skill_train.program.model_files import INDEX, SINGLE, model_file, weight_files
 from skill_train.program.pictures.parts import vision_part
@@ -200,11 +193,10 @@ def log_probs_function() -> Any:
 def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    classes = model_class(recipe)._model_mapping.get(type(config), None)
-    first = classes[0] if isinstance(classes, tuple) else classes
-    if kernel != "sdpa" or first is None or first._supports_sdpa:
+    built = model_class(recipe)._model_mapping.get(type(config), None)
+    if kernel != "sdpa" or built is None or built._supports_sdpa:
         return kernel
-    event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
+    event("note", text=f"eager attention in place of sdpa: {built.__name__} has no fused kernel")
     return "eager"
 
 
@@ -312,7 +304,6 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     return config
 
 
-# Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
     """The modules that get an adapter. Names of targets alone would hit the tower too, which has its own `q_proj`.
 
@@ -374,10 +365,8 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
     elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
-        message, hint = (
-            f"the output head {target!r} cannot have an adapter",
-            f"modules_to_save: [{target}] trains it whole",
-        )
+        message = f"the output head {target!r} cannot have an adapter"
+        hint = f"modules_to_save: [{target}] trains it whole"
     else:
         return
     leaves = {name.rsplit(".", 1)[-1] for name, module in modules if is_linear(module) and module is not head}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+# Where the modules of transformers lie: Qwen has the projector, which it calls merger, in the tower.
 PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
 TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
 
