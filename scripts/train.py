@@ -2333,7 +2333,7 @@ class HubFile(NamedTuple):
 
     dataset: str
     commit: str
-    name: str
+    name: str  # its path in the repository
 
     def __str__(self) -> str:
         return rows_named(self.dataset, self.name)
@@ -2623,7 +2623,7 @@ class PicturesDigest:
 
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.digests = digests or {}
+        self.digests = digests or {}  # of files that need not be read again, by the paths in the rows
         self.digest = hashlib.sha256()
         self.count = 0
 
@@ -2640,7 +2640,7 @@ class PicturesDigest:
 
 @contextmanager
 def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
-    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file."""
+    """The lazily opened PIL image, once its header is checked, and the size of its file."""
     from PIL import Image
 
     name = picture_name(source)
@@ -2783,11 +2783,7 @@ def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
 
 
 def bad_picture(
-    name: str,
-    fault: str,
-    got: str,
-    expected: str = "a still picture, such as PNG or JPEG",
-    hint: str = PICTURE_HINT,
+    name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG", hint: str = PICTURE_HINT
 ) -> Refused:
     return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)
 
@@ -3025,7 +3021,8 @@ def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
 
 
 def require_engine(recipe: Mapping[str, object], kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would."""
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would: for families whose tensors
+    were not found equal, and with limits that llama.cpp ignores."""
     if kind not in ENGINE_FAMILIES:
         raise Refused(
             f"preprocess: engine is not known for the family {kind}",

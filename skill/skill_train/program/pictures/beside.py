@@ -30,16 +30,11 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFile(NamedTuple):
-    """A file of rows in a dataset on the Hub.
-
-    Attributes:
-        commit: of the dataset.
-        name: the path of the file in the repository.
-    """
+    """A file of rows in a dataset on the Hub."""
 
     dataset: str
     commit: str
-    name: str
+    name: str  # its path in the repository
 
     def __str__(self) -> str:
         return rows_named(self.dataset, self.name)
@@ -60,11 +55,7 @@ class HubFile(NamedTuple):
 
 
 def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
-    """The file of rows that a recipe names.
-
-    Raises:
-        Refused: no commit says which one, or it lies outside the repository.
-    """
+    """The file of rows that a recipe names. It needs a commit, and lies in the repository."""
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
             f"{name[:200]} is not a file of a commit of {dataset}",
@@ -87,9 +78,8 @@ def rows_named(data: str, file: str | None) -> str:
 
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of a file of rows on the Hub it is that of the file, and of other data on the Hub where
-    huggingface_hub puts the files of the dataset.
+    """The folder where the paths of pictures begin, and which they may not leave: that of the data, or of the file to
+    which a link leads. For data on the Hub it lies in the cache: the folder of the file of rows, or of the dataset.
 
     Args:
         file, commit: `data_file` and `data_revision` of the recipe.
@@ -110,8 +100,8 @@ def cache_of(dataset: str) -> Path:
 
 
 def hub_cache_of(folder: Path) -> Path | None:
-    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows. There the files are
-    links to others in `blobs`. None for a folder of the user."""
+    """The folder of the whole dataset in the cache of huggingface_hub, whose files are links to others in `blobs`, for
+    the folder of a file of rows in it. None for a folder of the user."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
@@ -223,11 +213,7 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 def picture_table(folder: Path, split: str) -> Path | None:
     """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder.
-
-    Raises:
-        Refused: there are several, of which one would be read without a word.
-    """
+    another folder. Several tables are refused, because one would be read without a word."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -249,11 +235,8 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder.
-
-    Raises:
-        Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
-    """
+    """A row of the table with its names of files as seen from the folder. It may not name a picture for `file_name` and
+    another for `image`: `datasets` calls both `image`."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
@@ -267,8 +250,8 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
-    """A value of the table, where `below` is its folder. The name of a picture without an ending, which a text could be
-    too, becomes what `datasets` makes of every name."""
+    """A value of the table, where `below` is its folder. A name without the ending of a picture could be a text: if its
+    file is a picture, it becomes what `datasets` makes of every name."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):

@@ -54,13 +54,11 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB. What is transparent becomes white.
+    """The picture, upright, as a PIL image in RGB. What is transparent becomes white. Refuses what is no picture, too
+    large, too narrow, animated or broken.
 
     Args:
         folder: of the dataset: paths are relative to it and stay inside. None: paths are refused.
-
-    Raises:
-        Refused: no such file, no picture, too large, too narrow, animated, or broken.
     """
     from PIL import ImageOps
 
@@ -70,11 +68,7 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
 
 
 def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
-    """Its size once it is upright, from the header of the file; the pixels are not decoded.
-
-    Raises:
-        Refused: as `read_picture`, but for pixels that are broken.
-    """
+    """Its size once it is upright, from the header of the file. The pixels are not decoded, so they may be broken."""
     with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
@@ -108,14 +102,11 @@ def picture_path(source: PictureSource) -> str | None:
 
 
 class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them.
-
-    `known` are digests of files that need not be read again, by the paths in the rows.
-    """
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
 
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.digests = digests or {}
+        self.digests = digests or {}  # of files that need not be read again, by the paths in the rows
         self.digest = hashlib.sha256()
         self.count = 0
 
@@ -133,11 +124,8 @@ class PicturesDigest:
 
 @contextmanager
 def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
-    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file.
-
-    Any error of Pillow in the block, whatever its class, is a refusal: damaged files raise struct.error, IndexError and
-    more.
-    """
+    """The lazily opened PIL image, once its header is checked, and the size of its file. Any error of Pillow in the
+    block is a refusal: damaged files raise struct.error, IndexError and more."""
     from PIL import Image
 
     name = picture_name(source)
@@ -208,11 +196,7 @@ def picture_name(source: PictureSource) -> str:
 
 
 def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
-    """The content of the file.
-
-    Raises:
-        Refused: it cannot be read, or is too large.
-    """
+    """The content of the file, which must not be too large."""
     with picture_file(source, folder) as file:
         return file.read()
 
@@ -266,11 +250,8 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
 
 
 def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
-    """The file that a row names, which need not exist, and in words where it must lie.
-
-    Raises:
-        Refused: it is an address, or lies outside the folder of the data.
-    """
+    """The file that a row names, which need not exist, and in words where it must lie. Refuses an address, and a file
+    outside the folder of the data."""
     name = path[:200]
     if "://" in path:
         expected = "a file beside the data, or the bytes of the picture in the row"
@@ -291,10 +272,6 @@ def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
 
 
 def bad_picture(
-    name: str,
-    fault: str,
-    got: str,
-    expected: str = "a still picture, such as PNG or JPEG",
-    hint: str = PICTURE_HINT,
+    name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG", hint: str = PICTURE_HINT
 ) -> Refused:
     return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)

@@ -36,11 +36,8 @@ def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
 
 
 def require_engine(recipe: Mapping[str, object], kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would: for families whose tensors
+    were not found equal, and with limits that llama.cpp ignores."""
     if kind not in ENGINE_FAMILIES:
         raise Refused(
             f"preprocess: engine is not known for the family {kind}",
@@ -184,10 +181,8 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits.
-
-    As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
-    """
+    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits. As
+    llama.cpp computes it: in single precision, which gives some sides otherwise, and with halves rounded up."""
     least, most = limits
 
     def squares(side: float) -> float:

@@ -20,10 +20,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
     """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
 
     A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
-    column `images`. Pictures of a row without any such place come before the first question.
-
-    Raises:
-        Refused: another number of places than pictures, or a picture in an answer.
+    column `images`. Pictures of a row without any such place come before the first question. Answers have none.
     """
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []

@@ -104,9 +104,6 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
     Args:
         config: its config.json.
         files: the documents of `PROCESSOR_FILES` by name, without those that the model does not have.
-
-    Raises:
-        Refused: there is no such file, or it says something that this arithmetic does not follow.
     """
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
@@ -196,11 +193,7 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
-    picture that is not divided). Gemma 3 divides none.
-
-    Raises:
-        Refused: nothing of the picture is left.
-    """
+    picture that is not divided). Gemma 3 divides none. A picture of which nothing would be left is refused."""
     if processor.kind == "gemma3":
         return TileGrid(1, 1)
     if engine is not None:
@@ -280,11 +273,8 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the `size` of a processor, each family in its own terms.
-
-    Raises:
-        Refused: the family has no such limit.
-    """
+    """Sets the recipe's limits in the `size` of a processor, each family in its own terms. Refuses a limit that the
+    family does not have."""
     if least is None and most is None:
         return
     if kind.startswith("qwen"):

@@ -156,11 +156,7 @@ class Pictures:
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
         """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
-        start and end in the text before, and how far they are moved.
-
-        Raises:
-            Refused: the chat template wrote another number of marks.
-        """
+        start and end in the text before, and how far they are moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -222,11 +218,7 @@ class Pictures:
         return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
-        """The pictures of an encoded row, as PIL images.
-
-        Raises:
-            Refused: the file of one is not what it was when the row was encoded.
-        """
+        """The pictures of an encoded row, as PIL images."""
         from PIL import Image
 
         encoded = zip(row.get("images") or (), row.get("image_sha256") or (), strict=True)
@@ -244,10 +236,8 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes beside the ids: for the pictures of each row, as PIL images.
-
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
-        """
+        """What the model takes beside the ids, for the pictures of each row, as PIL images: pixels by patch (Qwen), by
+        picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -314,11 +304,8 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
-    """The content of a picture's file, which has this digest since its row was encoded.
-
-    Raises:
-        Refused: it has another one. Its checks, and the record of what was fed, would be of the earlier picture.
-    """
+    """The content of a picture's file, if it has the digest that it had when its row was encoded: its checks, and the
+    record of what was fed, are of that picture."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:
