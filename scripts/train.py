@@ -1055,9 +1055,8 @@ def smaller_layout(placement: Placement) -> Placement | None:
 
 def layout_words(placement: Placement) -> str:
     rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
-    return (
-        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
-    )
+    with_or_without = "with" if placement["gradient_checkpointing"] else "without"
+    return f"{rows} x {times} rows {with_or_without} gradient_checkpointing"
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:

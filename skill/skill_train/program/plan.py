@@ -136,12 +136,8 @@ def held_out_count(rows: int, fraction: float) -> int:
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
-    """The plan for another try after `error`, with its reason; None if a smaller layout would not help.
-
-    Args:
-        error: of a training that ran out of memory.
-        stage: the last one that it reported. Before the model is loaded, and after training, no batch needs memory.
-    """
+    """The plan for another try of a training that ran out of memory, with its reason; None if a smaller layout would
+    not help. `stage` is the last one that it reported: before and after these two, no batch needs memory."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
@@ -169,17 +165,13 @@ def smaller_layout(placement: Placement) -> Placement | None:
 
 def layout_words(placement: Placement) -> str:
     rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
-    return (
-        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
-    )
+    with_or_without = "with" if placement["gradient_checkpointing"] else "without"
+    return f"{rows} x {times} rows {with_or_without} gradient_checkpointing"
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
     """Whether a training certainly ran out of memory. A killed one gave no reason, and anybody may have killed it.
-
-    Args:
-        kills: `kills_for_memory` from before the training.
-    """
+    `kills` is `kills_for_memory` from before the training."""
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
     now = kills_for_memory()
@@ -187,8 +179,7 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
-    """The number of processes that this computer has killed for memory since it started; None if the system hides
-    it."""
+    """How many processes this computer has killed for memory since it started; None if the system hides it."""
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -31,10 +31,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
     """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
-
-    Args:
-        dtype: torch's name of the new dtype of every weight; None if the types did not change.
-    """
+    `dtype` is torch's name of the new type of every weight; None if the types did not change."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]

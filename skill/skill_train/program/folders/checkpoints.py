@@ -53,14 +53,8 @@ def without(path: Path) -> str:
 
 
 def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
-    """What `take` finds in a JSON file that an earlier start wrote.
-
-    Args:
-        otherwise: how to go on without the file.
-
-    Raises:
-        Refused: the file is damaged.
-    """
+    """What `take` finds in a JSON file that an earlier start wrote. `otherwise` is how to go on without the file, if it
+    is damaged."""
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
