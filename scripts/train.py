@@ -119,7 +119,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An explained end of the program: what is wrong, what was expected, what was there, what to do next."""
+    """An explained end of the program."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -231,7 +231,8 @@ def process_figure(file: str, field: str, process: int | str = "self") -> int | 
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """Turns the errors of transformers for a broken model into a `Refused`."""
+    """Turns what transformers raises for a broken model into a `Refused`: each field of a config.json may raise another
+    class of error."""
     try:
         yield
     except (OSError, ImportError):

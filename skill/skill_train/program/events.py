@@ -42,7 +42,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An explained end of the program: what is wrong, what was expected, what was there, what to do next."""
+    """An explained end of the program."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -158,11 +158,8 @@ def process_figure(file: str, field: str, process: int | str = "self") -> int | 
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """Turns the errors of transformers for a broken model into a `Refused`.
-
-    transformers raises another class of error for every field of a config.json that fits no model. Errors of the
-    network, the disk, memory and GPUs are not changed.
-    """
+    """Turns what transformers raises for a broken model into a `Refused`: each field of a config.json may raise another
+    class of error. Errors of the network, the disk, memory and GPUs are not changed."""
     try:
         yield
     except (OSError, ImportError):
@@ -270,10 +267,9 @@ def write_json(path: Path, document: Any) -> None:
 def seek_cycles_seldom() -> None:
     """Has Python look for cycles of objects only after many new ones, and no more when it ends.
 
-    By default it looks after every 700 new objects, and sometimes at all that there are. Imports and vocabularies make
-    millions of objects that stay. Without this function, and without the same in the converter, `export-gguf` of 10
-    million weights and 152,000 tokens took 20.0 s of the processor, and 15.4 s with them (2026-11-26). A training of 2
-    steps of the demo's model took 10.2 s without it, and 8.1 s with it (2026-11-28).
+    By default it looks after every 700 new objects, and imports and vocabularies make millions that stay. This took
+    `export-gguf` of 10 million weights and 152,000 tokens from 20.0 to 15.4 s of the processor (2026-11-26), and a
+    training of 2 steps of the demo's model from 10.2 to 8.1 s (2026-11-28).
     """
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)

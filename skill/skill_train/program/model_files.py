@@ -76,12 +76,9 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do.
-
-    Raises:
-        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
-            that are not safetensors files of this folder; or the config claims far more than these hold.
-    """
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do. It
+    looks for devices, pipes, links to elsewhere, files that are too large or no JSON, an index of other files than the
+    safetensors files of this folder, and a config that claims far more than these hold."""
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
 
@@ -148,9 +145,8 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Refuses a config that claims far more layers, experts or columns than the weights hold. A loader would create
-    them all before it sees that their weights are missing. Without weights, it refuses more than any published model
-    has."""
+    """Refuses a config that claims far more layers, experts or columns than the weights hold, or, without weights, than
+    any published model has. A loader would create them all before it sees that their weights are missing."""
     if not (folder / "config.json").is_file():
         return
     for key, value in values_in(foreign_json(folder / "config.json")):
@@ -201,9 +197,6 @@ def safetensors_header(path: Path) -> Header:
 
     Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
     end of the header to the end of the file.
-
-    Raises:
-        Refused: no regular file, or not of this format.
     """
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -373,11 +366,7 @@ def read_foreign(path: Path, most: int) -> bytes:
 
 
 def foreign_json(path: Path) -> Any:
-    """A JSON document that somebody else wrote.
-
-    Raises:
-        Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
-    """
+    """A JSON document that somebody else wrote. It must not have numbers of too many digits, nor be nested too deep."""
     most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
     content = read_foreign(path, most)
     if marks_in(content) > most // BYTES_A_VALUE:
@@ -421,11 +410,7 @@ def unsound(path: Path, why: str) -> Refused:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers loads the weights: the single one, or those that the index names. They may be
-    missing.
-
-    Raises:
-        Refused: the index names a file outside the folder or of another kind, or it disagrees with a single file.
-    """
+    missing, but an index must not disagree with a single file."""
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
     names = sorted(set(weight_map(folder / INDEX).values()))
