@@ -1878,8 +1878,8 @@ def system_digest(rows: Any) -> str:
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
-# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
-# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
+# `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
 BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
 PIECE_BYTES = 1 << 20
@@ -4084,9 +4084,8 @@ def ids_in(value: Any) -> Iterator[int]:
         waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
-def other_columns(where: str, names: Iterable[str]) -> Refused:
-    columns = list(names)
-    expected = f"{len(columns)} columns: {', '.join(columns)}"
+def other_columns(where: str, names: list[str]) -> Refused:
+    expected = f"{len(names)} columns: {', '.join(names)}"
     return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
 
 

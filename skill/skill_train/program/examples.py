@@ -231,13 +231,7 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
     """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
-    text.
-
-    None for a text.
-
-    Args:
-        answer: whether the value is an answer, which may be the bare name of a file.
-    """
+    text. None for a text. An `answer` may be the bare name of a file."""
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):

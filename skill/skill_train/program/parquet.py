@@ -21,8 +21,8 @@ from skill_train.program.examples import (
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
-# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
-# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
+# `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
 BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
 PIECE_BYTES = 1 << 20
@@ -52,11 +52,8 @@ def too_much(path: Any, size: int, contents: str) -> Refused:
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, in batches that are small enough in memory.
-
-    Raises:
-        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
-    """
+    """The rows of a Parquet file, in batches that are small enough in memory. Its footer, and the headers of its pages,
+    must not claim more than a file of this size may hold."""
     from pyarrow import parquet
 
     with open(path, "rb") as raw:
@@ -283,11 +280,8 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small enough as rows of Python too.
-
-    Raises:
-        Refused: one row, or all rows so far, are larger than a file of this size may hold.
-    """
+    """Batches of Arrow that are small enough as rows of Python too. One row, and all rows so far, must not be larger
+    than a file of this size may hold."""
     total = 0
     for batch in batches:
         for part, weight in small_parts(batch, most_at_once(size)):
@@ -363,11 +357,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
 
 def json_in_column(text: Any) -> Any:
-    """The value of a column of JSON; null stays.
-
-    Raises:
-        ValueError: it is no JSON, or an object has a key twice (`RepeatedKey`).
-    """
+    """The value of a column of JSON; null stays."""
     return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
@@ -406,7 +396,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
+    """A JSON object beside the rows."""
     try:
         document = foreign_json(path)
     except Refused as refusal:

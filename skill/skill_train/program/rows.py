@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,10 +76,7 @@ def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
-    number.
-
-    A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
-    file holds.
+    number. A line that is not a JSON object is refused, because a training without it would be on other data.
 
     Args:
         config, revision, file: of a dataset on the Hub, as in the recipe.
@@ -111,11 +108,8 @@ class RowsRecipe(TypedDict):
 
 
 def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
-
-    Args:
-        digests: digests of pictures that need not be read again, by the paths in the rows.
-    """
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan. `digests` are
+    of pictures that need not be read again, by the paths in the rows."""
     rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
@@ -145,7 +139,7 @@ Line = tuple[int, Row | Broken, bytes | None]
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a file. Raises `Refused` at the first line that is not a row."""
+    """The rows of a file, up to the first line that is not a row: that is refused."""
     for number, row, _ in lines_of(path):
         if isinstance(row, Broken):
             raise row.refusal
@@ -153,11 +147,8 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """Every row of a file, and what is not a row as `Broken`.
-
-    Raises:
-        Refused: the kind of file is unknown, a line or a document is too long, or two columns have one name.
-    """
+    """Every row of a file, and what is not a row as `Broken`. Refuses other kinds of files, lines and documents that
+    are too long, and two columns of one name."""
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from json_lines(path)
@@ -271,11 +262,7 @@ def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a dataset, from 1 as an editor counts.
-
-    Raises:
-        Refused: it is a pipe or a device, or a line is too long. Of such a line only the limit is read.
-    """
+    """The lines of a dataset, from 1 as an editor counts. Of a line that is too long only the limit is read."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
@@ -285,10 +272,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """The text of a dataset that is one document.
+    """The text of a dataset that is one document. One that is too large is not read.
 
     Raises:
-        Refused: it is a pipe or a device, or too large. It is not read then.
         UnicodeDecodeError: no UTF-8.
     """
     with regular_file(path, hint=ROWS_IN_LINES) as file:
@@ -308,19 +294,14 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """The refusal of text that is not UTF-8. If it is not UTF-16, it is nearly always Windows-1252, which includes
-    Latin-1."""
+    """The refusal of text that is not UTF-8: it is UTF-16, or nearly always Windows-1252, which includes Latin-1."""
     encoding = utf16(raw) or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document. None for a file that is not one document.
-
-    Raises:
-        Refused: an object has a key twice.
-    """
+    """The items of a JSON document, whose objects have each key once. None for a file that is not one document."""
     try:
         text = whole_text(path)
         return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
@@ -361,9 +342,8 @@ def ids_in(value: Any) -> Iterator[int]:
         waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
-def other_columns(where: str, names: Iterable[str]) -> Refused:
-    columns = list(names)
-    expected = f"{len(columns)} columns: {', '.join(columns)}"
+def other_columns(where: str, names: list[str]) -> Refused:
+    expected = f"{len(names)} columns: {', '.join(names)}"
     return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
 
 
