@@ -1782,7 +1782,7 @@ class ToldRows:
     def __init__(self) -> None:
         self.places = dict[str, list[str]]()
 
-    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:  # encoded, or without a model not
+    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:
         for note, place in findings(row, columns, made):
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
@@ -4891,7 +4891,7 @@ MARK = "skill train mark 7f3a"  # stands in for an answer to find where a templa
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer."""
+    """Raises TimeoutError if the block takes longer: chat templates are programs of somebody else."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -66,10 +66,8 @@ MARK = "skill train mark 7f3a"  # stands in for an answer to find where a templa
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
-
-    Only the main thread can be interrupted. There is no limit in another one.
-    """
+    """Raises TimeoutError if the block takes longer: chat templates are programs of somebody else. Only the main thread
+    can be interrupted, so there is no limit in another one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -86,8 +84,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
-    """The refusal of a chat template that is too slow. It blames the model and not a row: the next row would be as
-    slow."""
+    """The refusal of a chat template that is too slow. It names the model, because the next row would be as slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -193,7 +190,7 @@ class Encoder:
 
     def require_read(self, row: Row) -> None:
         """Refuses a row with a picture, sound or film in a column that is not read: the plan was made from the first
-        rows, and its text alone would teach something else."""
+        rows, and the text alone would teach something else."""
         column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
         if column is not None:
             raise Refused(
@@ -206,11 +203,11 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
+        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: of "is " and
+        "four" so is " four", which begins with a space of the prompt.
 
-        A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
-        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins
-        with the first of them, and an end token, which is trained so that the model learns to stop.
+        A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins with the
+        first of them, and an end token, which is trained so that the model learns to stop.
         """
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
@@ -290,10 +287,8 @@ class Encoder:
             )
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
-        """The span of one answer: its text, its calls of tools, and the token that ends the turn.
-
-        It starts where the generation prompt ends, because from there on the model writes.
-        """
+        """The span of one answer: its text, its calls of tools, and the token that ends the turn. It starts where the
+        generation prompt ends, because from there on the model writes."""
         messages, tools = example["messages"], example["tools"]
         calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
@@ -320,10 +315,8 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The span of the answer without the token that ends it.
-
-        Its text, thoughts and calls are replaced by marks. What is the same around them is not the answer.
-        """
+        """The span of the answer without the token that ends it: what changes in the text when marks take the place of
+        its text and thoughts, and its calls are left out."""
         messages = example["messages"]
         marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
         marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
@@ -418,8 +411,7 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """Refuses a question that was already rendered with the template: it would be rendered twice. Messages as a
-        prompt may have none."""
+        """Refuses a question that was rendered with the template before: it would be rendered twice."""
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
         mark = next((mark for mark in self.template_marks if mark in question), None)
         if mark is not None:

@@ -20,11 +20,8 @@ YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 
 def is_left_out(message: Any) -> bool:
-    """Whether the author of an answer leaves it out of the training.
-
-    Raises:
-        Refused: what a key says cannot be done, or two keys contradict each other.
-    """
+    """Whether the author of an answer leaves it out of the training. Keys that cannot be followed, or that contradict
+    each other, are refused."""
     is_answer = message["role"] == "assistant"
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
     said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}

@@ -17,9 +17,8 @@ IGNORED = -100  # the label of a token that is read and not trained
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
     """The ids of the tokens with a part inside a span, and `IGNORED` for others.
 
-    Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins where
-    the token before it ends. An added token may take the spaces behind it, as Phi-3's `<|assistant|>` does: where they
-    begin an answer, it is the prompt's all the same.
+    Some tokenizers leave spaces out of their offsets, so that a token begins where the one before it ends. An added
+    token may take the spaces behind it, as Phi-3's `<|assistant|>` does: it belongs to the prompt all the same.
     """
     labels, ends = list[int](), accumulate((end for _, end in offsets), max, initial=0)
     for token, (first, end), before in zip(ids, offsets, ends, strict=False):

@@ -39,7 +39,8 @@ class ToldRows:
     def __init__(self) -> None:
         self.places = dict[str, list[str]]()
 
-    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:  # encoded, or without a model not
+    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:
+        """`made` is the encoded row, or its example where no model encodes it."""
         for note, place in findings(row, columns, made):
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
