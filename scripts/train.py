@@ -4436,8 +4436,7 @@ def flash_attention_runs(dtype: str, capability: tuple[int, int]) -> bool:
 def repeat_shared_heads() -> None:
     from transformers.integrations import sdpa_attention
 
-    if hasattr(sdpa_attention, "use_gqa_in_sdpa"):
-        sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
+    sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
 
 
 def require_device(torch: Any, placement: Placement) -> None:
@@ -4524,11 +4523,7 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_rows(
-    contents: list[int],
-    questions: list[bytes],
-    fraction: float,
-    seed: int,
-    images: list[list[str]] | None = None,
+    contents: list[int], questions: list[bytes], fraction: float, seed: int, images: list[list[str]] | None = None
 ) -> set[int]:
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
@@ -4578,10 +4573,8 @@ def joined(*keys: Sequence[Any]) -> list[int]:
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
-    own_contents = [
-        digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
-    ]
-    return joined(texts, own_contents)
+    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % i for i, row in enumerate(rows)]
+    return joined(texts, left)
 
 
 def seen_in(row: EncodedRow) -> str:

@@ -78,20 +78,13 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_rows(
-    contents: list[int],
-    questions: list[bytes],
-    fraction: float,
-    seed: int,
-    images: list[list[str]] | None = None,
+    contents: list[int], questions: list[bytes], fraction: float, seed: int, images: list[list[str]] | None = None
 ) -> set[int]:
     """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
     out or trained together: for a model that has seen such a row, the question is not new.
 
     A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
-    pictures or questions leave too few rows, they do not decide.
-
-    Args:
-        images: the digests of the pictures of each row.
+    pictures or questions leave too few rows, they do not decide. `images` are the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
@@ -145,10 +138,8 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
     max_length leaves are equal."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
-    own_contents = [
-        digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
-    ]
-    return joined(texts, own_contents)
+    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % i for i, row in enumerate(rows)]
+    return joined(texts, left)
 
 
 def seen_in(row: EncodedRow) -> str:
@@ -224,11 +215,8 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
-    """Row indices in the order in which they are fed: one seeded shuffle an epoch.
-
-    The order is made here, and the trainer reads it in sequence. So it is the same for every batch split and number of
-    processes. With the library's own sampler it would not be.
-    """
+    """Row indices in the order in which they are fed: one seeded shuffle an epoch. The trainer reads it in sequence, so
+    it is the same for every batch split and number of processes, unlike that of the library's own sampler."""
     shuffler = random.Random(seed)
     order: list[int] = []
     while len(order) < needed:

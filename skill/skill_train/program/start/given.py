@@ -27,8 +27,7 @@ STRATEGIES = ("single", "ddp", "fsdp")
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan, with every field present and of its type. It needs only the standard library, so a bad plan fails at
-    once."""
+    """The plan, with every field present and of its type. No library is loaded, so a bad plan fails at once."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
@@ -139,8 +138,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def require_hub_inputs(plan: Plan) -> None:
-    """Refuses a folder or file here that has the name of what was planned on the Hub: whoever loads that name takes
-    what lies here, and would train on other rows or another model."""
+    """Refuses a folder or file here that has the name of what was planned on the Hub: it would be loaded instead."""
     prints = plan.get("fingerprints", {})
     places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
     for key, noun in places:
@@ -187,8 +185,8 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
-    name all files that are fetched later."""
+    """As `check_model`, for the model of a plan. Of one on the Hub it checks the config and the index, which name all
+    files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -200,8 +198,7 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def prepare_environment(placement: Placement) -> None:
-    """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
-    operators."""
+    """Sets variables of the environment. Call it before any library is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
@@ -241,8 +238,7 @@ def repeat_shared_heads() -> None:
     """
     from transformers.integrations import sdpa_attention
 
-    if hasattr(sdpa_attention, "use_gqa_in_sdpa"):
-        sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
+    sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
 
 
 def require_device(torch: Any, placement: Placement) -> None:
