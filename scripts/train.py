@@ -5500,7 +5500,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter."""
+    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
+    all linear layers."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -6038,8 +6039,8 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
-    """Makes a batch of rows with pictures: ids and labels padded on the right, and the tensors of all their pictures,
-    which are read and decoded now."""
+    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of all their pictures, which are read
+    and decoded now."""
 
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
@@ -6160,7 +6161,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             add_stops(part, getattr(trainer.processing_class, "unlisted_ends", ()))
-            if pictures is not None:
+            if pictures is not None:  # whoever loads the model resizes them as the training did
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
@@ -6419,7 +6420,7 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Checks that accumulated gradients equal those of the large batch."""
+        """Checks that accumulated gradients equal those of the large batch: a wrong scale shows in nothing else."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -6555,13 +6556,9 @@ class Checks:
     def read_back(self, folder: Path, model: Any) -> Any:
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
-        kernel = model.config._attn_implementation
-        config = config_with(str(folder), None, kernel)
-        return (
-            model_class(self.recipe)
-            .from_pretrained(folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True)
-            .to(model.device)
-        )
+        config = config_with(str(folder), None, model.config._attn_implementation)
+        options = {"dtype": model.dtype, "trust_remote_code": False, "use_safetensors": True}
+        return model_class(self.recipe).from_pretrained(folder, config=config, **options).to(model.device)
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
         import torch

@@ -104,8 +104,7 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Checks that accumulated gradients equal those of the large batch. A wrong scale is a common bug that shows
-        nothing."""
+        """Checks that accumulated gradients equal those of the large batch: a wrong scale shows in nothing else."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -154,8 +153,7 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
-        the training."""
+        """The end of each row, up to its last trained token: together they need the memory of one batch at most."""
         if self.pictures is not None:  # a picture cannot be cut
             return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
@@ -168,8 +166,7 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the mean loss over all batches, one tensor a weight. It uses the trainer's own loss function,
-        without dropout."""
+        """The gradient of the trainer's own mean loss over all batches, without dropout, one tensor a weight."""
         import torch
 
         model = self.trainer.model
@@ -196,8 +193,7 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
-        """Mean loss on some training rows, without dropout. On the same rows it can be compared before and after,
-        unlike that of two batches."""
+        """Mean loss on some training rows, without dropout."""
         import torch
 
         self.trainer.model.eval()
@@ -255,17 +251,12 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
-        over."""
+        """The saved model as a second one, in the memory of the gradients and of AdamW's moments."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
-        kernel = model.config._attn_implementation
-        config = config_with(str(folder), None, kernel)
-        return (
-            model_class(self.recipe)
-            .from_pretrained(folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True)
-            .to(model.device)
-        )
+        config = config_with(str(folder), None, model.config._attn_implementation)
+        options = {"dtype": model.dtype, "trust_remote_code": False, "use_safetensors": True}
+        return model_class(self.recipe).from_pretrained(folder, config=config, **options).to(model.device)
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
         """Some ids of a row, with its pictures, as the model takes them."""

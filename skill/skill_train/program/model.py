@@ -38,12 +38,8 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
-    """Checks, before the first step, that an optimizer trains only float32 weights. Gradients of other types cannot be
-    scaled for float16.
-
-    Raises:
-        Refused: a weight has another type.
-    """
+    """Refuses, before the first step, an optimizer that trains other weights than float32: their gradients cannot be
+    scaled for float16."""
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
@@ -74,10 +70,8 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
 
     The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
     mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
-    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
-
-    Args:
-        fused: whether TRL's own fused head is fast on this device. It is then used if it can score this model.
+    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16). Where TRL's own fused head is fast
+    (`fused`) and can score the model, it stays.
     """
     import functools
     import types
@@ -239,8 +233,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name. For a model on the Hub they are
-    in the cache by then."""
+    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
@@ -254,11 +247,8 @@ def is_full(recipe: Recipe) -> bool:
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """The type of the weights. A frozen base has the type of the computation.
-
-    Weights that train are float32, and autocast computes in the placement's type. bfloat16 has 8 bits, so a step that
-    moves a weight by less than 1/256 of it would change nothing. `pure_bf16` accepts that.
-    """
+    """The type of the weights. A frozen base has the type of the computation. Weights that train are float32, because
+    a step that moves a bfloat16 by less than 1/256 of it changes nothing. `pure_bf16` accepts that."""
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
@@ -305,11 +295,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter. Names of targets alone would hit the tower too, which has its own `q_proj`.
-
-    Of the language model these are the recipe's targets, as a regular expression; of the other parts that were chosen,
-    all linear layers, by their full names.
-    """
+    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
+    all linear layers. Names of targets alone would hit the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -327,10 +314,8 @@ def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list
 
 
 def check_experts(config: Any, model: Any) -> None:
-    """Refuses targets by the names that experts had before transformers 5.
-
-    PEFT makes one adapter for all experts of such names, in dense layers too. `skill-train merge` has no rule for it.
-    """
+    """Refuses targets by the names that experts had before transformers 5. PEFT makes one adapter for all experts of
+    such names, in dense layers too, for which `skill-train merge` has no rule."""
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)

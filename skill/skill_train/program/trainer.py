@@ -120,8 +120,8 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
-    """Makes a batch of rows with pictures: ids and labels padded on the right, and the tensors of all their pictures,
-    which are read and decoded now."""
+    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of all their pictures, which are read
+    and decoded now."""
 
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
@@ -236,11 +236,7 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 
 def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
     """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
-    returns, it exists for all processes.
-
-    Args:
-        pictures: of the training; the limits of their size go into the files of the whole model.
-    """
+    returns, it exists for all processes."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -252,7 +248,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             add_stops(part, getattr(trainer.processing_class, "unlisted_ends", ()))
-            if pictures is not None:
+            if pictures is not None:  # whoever loads the model resizes them as the training did
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
@@ -278,12 +274,8 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Copies tokenizer, template and configs of the base, byte for byte. Converters may not read what transformers
-    saves.
-
-    In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
-    model has its own card.
-    """
+    """Copies tokenizer, template and configs of the base, byte for byte: converters may not read what transformers
+    saves. In config.json only the type of the weights changes. The card stays behind: a push writes one."""
     for new_file in part.iterdir():
         if ".safetensors" not in new_file.name:
             new_file.unlink()
@@ -365,10 +357,8 @@ class Environment(TypedDict):
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], folder: Path) -> Environment:
-    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
-
-    `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
-    """
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction. The optimizer and
+    the schedule are added when training starts."""
     import platform
     from importlib import metadata
 

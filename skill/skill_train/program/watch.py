@@ -56,8 +56,7 @@ TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def watch_standard_input(folder: Path) -> None:
-    """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
-    once."""
+    """Watches standard input in a thread. Before training begins the process ends at once: there is nothing to save."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -94,11 +93,9 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them, and
-    damaged ones get another name.
-
-    Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
-    """
+    """The newest checkpoint with its marker and all its bytes. Of those that are newer the torn ones are removed and
+    the damaged ones get another name. Every process calls this, and the main process changes the files: what it removes
+    is torn for all."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -119,11 +116,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
-    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves.
-
-    A run may continue with another number of processes, because the same rows are fed in the same batches. Only dropout
-    is drawn anew, since each process has its own.
-    """
+    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves. The number of
+    processes may change, which changes the dropout alone: each process draws its own."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -139,12 +133,8 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
-    """Refuses to go on with other weights than those that `environment.json` of the earlier start names. Earlier
-    versions recorded none.
-
-    Raises:
-        Refused: a weight file of the base has changed.
-    """
+    """Refuses to go on with other weights of the base than those that `environment.json` of the earlier start names.
+    Earlier versions recorded none."""
     path = folder / "environment.json"
     anew = "train into a new --run-dir"
     recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
@@ -387,11 +377,8 @@ class Watch:
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes. All must stop after the same step, or the rest would wait for
-        ever.
-
-        Processes whose launcher was killed would continue alone. They notice it by another parent process.
-        """
+        """Whether a signal reached any of the processes: all must stop after the same step, or the rest would wait for
+        ever. A process whose launcher was killed notices it by another parent."""
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
             self.problem = self.problem or self.interruption()
@@ -421,8 +408,7 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
-    """The class and the groups of an optimizer. `lr` is left out, because it changes with each step and in a resumed
-    run."""
+    """The class and the groups of an optimizer, without `lr`, which changes with each step."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
