@@ -6655,9 +6655,8 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
     repo = hub_repository(plan)
     if not repo:
-        raise Refused(
-            "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
-        )
+        words = "the plan names no repository for the result"
+        raise Refused(words, code="bad_plan", expected="hub_model_id: owner/name")
     api = hub()
     names = {*files, *result_names(plan["recipe"]["finetuning_type"])}
 
@@ -7137,7 +7136,8 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
-        """A folder of hard links to the files of a checkpoint."""
+        """A folder of hard links to the files of a checkpoint, which the trainer removes when there are two newer ones:
+        a slow bucket would never get a whole one."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:

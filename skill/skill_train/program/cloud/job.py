@@ -79,8 +79,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
 
 
 def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
-    """Checks that both places for the result can be written, before any time is paid for. Removes the records of an
-    earlier end."""
+    """Checks that both places for the result can be written. Removes the records of an earlier end."""
     for name in (MARKER, "train.failed.json"):
         (bucket / name).unlink(missing_ok=True)
     put_json(bucket / ".writable", {})
@@ -172,8 +171,7 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Copies whole lines, one at a time. It never stops reading, because a child that cannot write would wait for
-        ever."""
+        """Copies whole lines, and never stops reading: a child that cannot write would wait for ever."""
         with stream:
             for line in stream:
                 with self.lock:
@@ -259,8 +257,8 @@ class Keeper:
         self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
-        """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
-        more room. The last time it is tried again at once."""
+        """Stores what is new. A failure does not end the training: it is told, and tried again with more room, a minute
+        later or, the last time, at once."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -288,8 +286,7 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
-        """Copies a file if it has changed, for those who read it while it runs. A restart uses the copy in a
-        checkpoint."""
+        """Copies a file if it has changed, for those who look on. A restart uses the copy in a checkpoint."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
@@ -322,12 +319,9 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
-        """A folder of hard links to the files of a checkpoint.
-
-        The trainer removes a checkpoint when there are two newer ones, so a slow bucket would never get a whole one.
-        Returns the checkpoint itself if the disk has no hard links, or no room for two more checkpoints: the trainer
-        writes them while the links still hold the bytes of this one.
-        """
+        """A folder of hard links to the files of a checkpoint, which the trainer removes when there are two newer ones:
+        a slow bucket would never get a whole one. The checkpoint itself if the disk has no hard links, or no room for
+        two more checkpoints beside the bytes that the links hold."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:
@@ -343,8 +337,8 @@ class Keeper:
         return links
 
     def prune(self, count: int) -> None:
-        """Removes older checkpoints and leaves `count` whole ones. Only those count that are known
-        to be whole: of one from an earlier start there may be only the marker."""
+        """Removes older checkpoints and leaves `count` that are known to be whole: of one from an earlier start there
+        may be only the marker."""
         checkpoints = numbered(self.bucket / "checkpoints")
         whole = [path for path in checkpoints if path.name in self.whole]
         for path in checkpoints:
@@ -383,10 +377,8 @@ def fetch_result(bucket: Path, work: Path) -> bool:
 
 
 def restore(bucket: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts.
-
-    A torn checkpoint stays in the bucket, because the mount may only show an old state of it.
-    """
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts. A
+    torn one stays in the bucket, because the mount may only show an old state of it."""
     if (bucket / "train.log").is_file():
         copy_file(bucket / "train.log", work / "train.log")
     for checkpoint in numbered(bucket / "checkpoints"):

@@ -43,18 +43,14 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id.
-
-    Raises:
-        Refused: its .gitignore names a file of this commit or of the result.
-    """
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id. A
+    .gitignore there must name no file of this commit or of the result."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
     if not repo:
-        raise Refused(
-            "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
-        )
+        words = "the plan names no repository for the result"
+        raise Refused(words, code="bad_plan", expected="hub_model_id: owner/name")
     api = hub()
     names = {*files, *result_names(plan["recipe"]["finetuning_type"])}
 
