@@ -251,6 +251,27 @@ def readable(model: str) -> Iterator[None]:
         ) from error
 
 
+def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    if folder is not None and folder.is_dir():
+        record = folder / "train.failed.json"
+        if record.exists():
+            return
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        refusal = explanation(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
 def run_id() -> str | None:
     return os.environ.get("SKILL_TRAIN_RUN")
 
@@ -4209,31 +4230,6 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
     path = brought_file(file)
     with named_as(path, str(file)):
         yield from with_files(iter_slice(iter_file(path), split), file)
-
-
-# --- start/failures ---
-# How a process of the training says why it failed.
-
-
-def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    if folder is not None and folder.is_dir():
-        record = folder / "train.failed.json"
-        if record.exists():
-            return
-        with suppress(OSError):  # the disk may be full; the event below gives the reason too
-            write_json(record, refusal.failure)
-    tell("failed", **refusal.failure)
-
-
-@contextmanager
-def explained_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        refusal = explanation(error)
-        if refusal is None:
-            raise
-        raise refusal from error
 
 
 # --- start/given ---

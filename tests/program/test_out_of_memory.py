@@ -32,7 +32,6 @@ STAND_IN = """
 import json, os, resource, sys
 from pathlib import Path
 from skill_train.program import events
-from skill_train.program.start import failures
 
 path = Path(sys.argv[1])
 plan = json.loads(path.read_text())
@@ -47,10 +46,10 @@ if settings["killed"]:
     os.kill(os.getpid(), 9)
 layout = plan["placement"]
 try:
-    with failures.explained_errors():
+    with events.explained_errors():
         bytearray((40 << 20) * layout["per_device_train_batch_size"] * (1 if layout["gradient_checkpointing"] else 4))
 except events.Refused as refusal:
-    failures.tell_failure(refusal, path.parent)
+    events.tell_failure(refusal, path.parent)
     sys.exit(refusal.exit_code)
 events.write_json(path.parent / "train.json", {"verdict": "pass"})
 """

@@ -35,7 +35,6 @@ JOINED_ONLY = {
         "main",
         "model",
         "split",
-        "start/failures",
         "start/given",
         "trainer",
         "watch",

@@ -63,11 +63,13 @@ from skill_train.program.events import (
     FileDigest,
     Refused,
     event,
+    explained_errors,
     file_digest,
     is_main_process,
     number,
     run_id,
     seek_cycles_seldom,
+    tell_failure,
     write_json,
     write_rows,
     write_whole,
@@ -90,7 +92,6 @@ from skill_train.program.split import (
     repeated,
     trainable_rows,
 )
-from skill_train.program.start.failures import explained_errors, tell_failure
 from skill_train.program.start.given import (
     check_base,
     check_processes,

@@ -27,6 +27,7 @@ from skill_train.program.events import (
     number,
     peak_rss_bytes,
     silence,
+    tell_failure,
     wait_for_all,
     write_json,
     write_text,
@@ -46,7 +47,6 @@ from skill_train.program.folders.checkpoints import (
 from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data
-from skill_train.program.start.failures import tell_failure
 
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that

@@ -33,13 +33,13 @@ from skill_train.program.events import (
     FileDigest,
     Refused,
     again,
+    explained_errors,
     run_id,
     tell,
     write_json,
 )
 from skill_train.program.folders.checkpoints import is_complete, numbered, step_of
 from skill_train.program.plan import Plan, kills_for_memory, last_stage, memory_ended, second_try_message, smaller_plan
-from skill_train.program.start.failures import explained_errors
 from skill_train.program.start.given import load_plan, prepare_environment
 
 KEEP_SECONDS = 2.0

@@ -1,1 +1,1 @@
-"""The start of the training: what it is given, and how it says why it failed."""
+"""The start of the training: what it is given."""
