@@ -1207,11 +1207,11 @@ class Example(TypedDict):
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
     tools: NotRequired[list[Any] | None]
-    trained_messages: NotRequired[list[int]]
+    trained_messages: NotRequired[list[int]]  # the indices of the answers that train
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
-    without_template: NotRequired[bool]
+    without_template: NotRequired[bool]  # the recipe asks for bare text; only set if the model has a chat template
 
 
 class Tokens(TypedDict):
@@ -1224,18 +1224,18 @@ class Tokens(TypedDict):
 class Pictured(TypedDict, total=False):
     """The pictures of a row, if it has any."""
 
-    images: list[Any]
-    image_sha256: list[str]
+    images: list[Any]  # where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run
+    image_sha256: list[str]  # of their files
 
 
 class EncodedRow(Example, Pictured, Tokens):
     """A line of `samples.jsonl` and `held_out.jsonl`."""
 
-    row: int
-    line: int
-    rendered: str
-    truncated: bool
-    full_length: int
+    row: int  # its number in the data, from 0
+    line: int  # in its file
+    rendered: str  # the text that the template writes
+    truncated: bool  # it was longer than max_length
+    full_length: int  # in tokens
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
@@ -3075,10 +3075,12 @@ class Engine:
 
     def __init__(self, processor: Any) -> None:
         self.kind, self.processor = processor.kind, processor
-        self.patch, self.merge = processor.patch_size, processor.merge_size
-        self.square = processor.square or self.patch * self.merge
+        self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
+        self.square = processor.square or self.patch * self.merge  # of one token (Qwen-VL, Pixtral, Mistral 3)
+        # The square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
         self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        # The longer side of a picture that is divided.
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
@@ -3256,26 +3258,26 @@ _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the
 class ImageProcessor:
     """The settings of a model's image processor, by the names that transformers gives them."""
 
-    kind: str
-    size: dict[str, int]
+    kind: str  # the model type in config.json
+    size: dict[str, int]  # of Qwen-VL the least and the most pixels, under its names `shortest_edge`, `longest_edge`
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     patch_size: int = 1
     merge_size: int = 1
     temporal_patch_size: int = 1
-    max_image_size: dict[str, int] | None = None
+    max_image_size: dict[str, int] | None = None  # the side of a tile (SmolVLM, Idefics3)
     do_image_splitting: bool = False
-    count: int = 0
-    square: int = 0
-    tower_side: int | None = None
+    count: int = 0  # tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3)
+    square: int = 0  # pixels along the square of patches that one token stands for (Mistral 3, Pixtral)
+    tower_side: int | None = None  # `image_size` in config.json, where llama.cpp's converter finds a picture's side
 
 
 class PictureTokens(NamedTuple):
     """What the language model reads of a picture."""
 
-    parts: int
-    around: int
-    read: int = 1
+    parts: int  # tokens that stand for parts of it
+    around: int  # tokens that are written around them: marks, and ends of lines
+    read: int = 1  # pictures that the tower reads one by one: the picture, or its tiles and a small copy of it
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
@@ -3478,8 +3480,8 @@ LINE_END = "[IMG_BREAK]"
 class Places(NamedTuple):
     """How a family writes pictures into a text."""
 
-    mark: str
-    token: str
+    mark: str  # the token that the chat template writes for a picture
+    token: str  # the token that stands for a part of a picture; the tower's output takes its place
 
 
 class ImageModel(TypedDict):
@@ -5707,14 +5709,14 @@ class StepLine(Fed):
 
     step: int
     steps: int
-    start: NotRequired[int]
-    job: NotRequired[str | None]
+    start: NotRequired[int]  # which start of the program made the step
+    job: NotRequired[str | None]  # id in Hugging Face Jobs; the next job of a run may have another machine
     loss: float | None
     grad_norm: float | None
     learning_rate: float | None
     seconds: float | None
     tokens_per_second: float | None
-    memory_bytes: dict[str, int] | None
+    memory_bytes: dict[str, int] | None  # the highest use so far, by kind
 
 
 class Watch:

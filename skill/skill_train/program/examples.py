@@ -39,21 +39,16 @@ class Message(TypedDict):
 
 class Example(TypedDict):
     """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
-    and `completion`, or a `text`.
-
-    Attributes:
-        trained_messages: the indices of the answers that train.
-        without_template: whether the recipe asks for bare text; only set if the model has a chat template.
-    """
+    and `completion`, or a `text`."""
 
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
     tools: NotRequired[list[Any] | None]
-    trained_messages: NotRequired[list[int]]
+    trained_messages: NotRequired[list[int]]  # the indices of the answers that train
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
-    without_template: NotRequired[bool]
+    without_template: NotRequired[bool]  # the recipe asks for bare text; only set if the model has a chat template
 
 
 class Tokens(TypedDict):
@@ -64,31 +59,20 @@ class Tokens(TypedDict):
 
 
 class Pictured(TypedDict, total=False):
-    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order.
+    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order."""
 
-    Attributes:
-        images: where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run.
-        image_sha256: the digests of their files.
-    """
-
-    images: list[Any]
-    image_sha256: list[str]
+    images: list[Any]  # where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run
+    image_sha256: list[str]  # of their files
 
 
 class EncodedRow(Example, Pictured, Tokens):
-    """A line of `samples.jsonl` and `held_out.jsonl`.
+    """A line of `samples.jsonl` and `held_out.jsonl`."""
 
-    Attributes:
-        row: its number in the data, from 0. `line` is its line in its file.
-        rendered: the text that the template writes.
-        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
-    """
-
-    row: int
-    line: int
-    rendered: str
-    truncated: bool
-    full_length: int
+    row: int  # its number in the data, from 0
+    line: int  # in its file
+    rendered: str  # the text that the template writes
+    truncated: bool  # it was longer than max_length
+    full_length: int  # in tokens
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:

@@ -158,24 +158,18 @@ class Fed(TypedDict):
 
 
 class StepLine(Fed):
-    """One line of `metrics.jsonl`.
-
-    Attributes:
-        start: which start of the program made the step.
-        job: id in Hugging Face Jobs. The next job of a run may have another machine.
-        memory_bytes: the highest use so far, by kind.
-    """
+    """One line of `metrics.jsonl`."""
 
     step: int
     steps: int
-    start: NotRequired[int]
-    job: NotRequired[str | None]
+    start: NotRequired[int]  # which start of the program made the step
+    job: NotRequired[str | None]  # id in Hugging Face Jobs; the next job of a run may have another machine
     loss: float | None
     grad_norm: float | None
     learning_rate: float | None
     seconds: float | None
     tokens_per_second: float | None
-    memory_bytes: dict[str, int] | None
+    memory_bytes: dict[str, int] | None  # the highest use so far, by kind
 
 
 class Watch:

@@ -65,22 +65,17 @@ class TileGrid(NamedTuple):
 
 
 class Engine:
-    """llama.cpp's way to prepare pictures for one model.
-
-    Attributes:
-        patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
-        square: pixels along the square of one token (Qwen-VL, Pixtral, Mistral 3).
-        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
-        longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
-    """
+    """llama.cpp's way to prepare pictures for one model. Its lengths are in pixels."""
 
     def __init__(self, processor: Any) -> None:
         """`processor` is an `ImageProcessor`."""
         self.kind, self.processor = processor.kind, processor
-        self.patch, self.merge = processor.patch_size, processor.merge_size
-        self.square = processor.square or self.patch * self.merge
+        self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
+        self.square = processor.square or self.patch * self.merge  # of one token (Qwen-VL, Pixtral, Mistral 3)
+        # The square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
         self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        # The longer side of a picture that is divided.
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:

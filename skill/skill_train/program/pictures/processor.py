@@ -58,44 +58,29 @@ _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the
 
 @dataclass
 class ImageProcessor:
-    """The settings of a model's image processor, by the names that transformers gives them. Those of other families are
-    the values below.
+    """The settings of a model's image processor, by the names that transformers gives them. A family without a setting
+    has the value below."""
 
-    Attributes:
-        kind: the model type in config.json.
-        size: of Qwen-VL the least and the most pixels, under Qwen's names `shortest_edge` and `longest_edge`.
-        max_image_size: the side of a tile (SmolVLM, Idefics3).
-        count: tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3).
-        square: pixels along the square of patches that one token stands for (Mistral 3, Pixtral).
-        tower_side: `image_size` of the tower in config.json, where llama.cpp's converter finds the side of a picture.
-    """
-
-    kind: str
-    size: dict[str, int]
+    kind: str  # the model type in config.json
+    size: dict[str, int]  # of Qwen-VL the least and the most pixels, under its names `shortest_edge`, `longest_edge`
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     patch_size: int = 1
     merge_size: int = 1
     temporal_patch_size: int = 1
-    max_image_size: dict[str, int] | None = None
+    max_image_size: dict[str, int] | None = None  # the side of a tile (SmolVLM, Idefics3)
     do_image_splitting: bool = False
-    count: int = 0
-    square: int = 0
-    tower_side: int | None = None
+    count: int = 0  # tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3)
+    square: int = 0  # pixels along the square of patches that one token stands for (Mistral 3, Pixtral)
+    tower_side: int | None = None  # `image_size` in config.json, where llama.cpp's converter finds a picture's side
 
 
 class PictureTokens(NamedTuple):
-    """What the language model reads of a picture.
+    """What the language model reads of a picture."""
 
-    Attributes:
-        parts: tokens that stand for parts of it.
-        around: tokens that are written around them: marks, and ends of lines.
-        read: pictures that the tower reads one by one: the picture, or its tiles and a small copy of it.
-    """
-
-    parts: int
-    around: int
-    read: int = 1
+    parts: int  # tokens that stand for parts of it
+    around: int  # tokens that are written around them: marks, and ends of lines
+    read: int = 1  # pictures that the tower reads one by one: the picture, or its tiles and a small copy of it
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:

@@ -46,15 +46,10 @@ LINE_END = "[IMG_BREAK]"
 
 
 class Places(NamedTuple):
-    """How a family writes pictures into a text.
+    """How a family writes pictures into a text."""
 
-    Attributes:
-        mark: the token that the chat template writes for a picture.
-        token: the token that stands for a part of a picture; the tower's output takes its place.
-    """
-
-    mark: str
-    token: str
+    mark: str  # the token that the chat template writes for a picture
+    token: str  # the token that stands for a part of a picture; the tower's output takes its place
 
 
 class ImageModel(TypedDict):
