@@ -3281,7 +3281,8 @@ class PictureTokens(NamedTuple):
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
-    """The image processor of a model of `PROCESSOR_DEFAULTS`."""
+    """The image processor of a model of `PROCESSOR_DEFAULTS`, from its config.json and those of `PROCESSOR_FILES` that
+    it has, by name."""
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
     own = nested if nested is not None else files.get(OWN_FILE)
@@ -3498,6 +3499,7 @@ class Pictures:
     """How one model reads pictures, with the pixel limits of a recipe."""
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
+        """`folder` is where the paths in the rows begin."""
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
@@ -3519,12 +3521,12 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)
-        self.engine: Engine | None = None
+        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
+        self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
             self.engine = Engine(self.settings)
-        self.mark = self.places.mark if self.engine is None else PICTURE
+        self.mark = self.places.mark if self.engine is None else PICTURE  # of a picture in a rendered text
 
     def parts(self, content: str) -> list[dict[str, str]]:
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
@@ -3549,7 +3551,8 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
-        """The text that stands for one picture, with a token for each part of it."""
+        """The text that stands for one picture, as `replace_image_token` of each processor of transformers 5.23 writes
+        it, which a test compares."""
         token, by_engine = self.places.token, self.engine is not None
         if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
             text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"

@@ -80,10 +80,7 @@ def rows_named(data: str, file: str | None) -> str:
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
     """The folder where the paths of pictures begin, and which they may not leave: that of the data, or of the file to
     which a link leads. For data on the Hub it lies in the cache: the folder of the file of rows, or of the dataset.
-
-    Args:
-        file, commit: `data_file` and `data_revision` of the recipe.
-    """
+    `file` and `commit` are `data_file` and `data_revision` of the recipe."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent

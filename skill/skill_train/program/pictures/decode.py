@@ -55,11 +55,7 @@ class PictureSize(NamedTuple):
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
     """The picture, upright, as a PIL image in RGB. What is transparent becomes white. Refuses what is no picture, too
-    large, too narrow, animated or broken.
-
-    Args:
-        folder: of the dataset: paths are relative to it and stay inside. None: paths are refused.
-    """
+    large, too narrow, animated or broken. Paths lie in the `folder` of the dataset; without one they are refused."""
     from PIL import ImageOps
 
     with opened_picture(source, folder) as (image, _):

@@ -216,12 +216,8 @@ def tells_which_picture(column: str, value: Any) -> bool:
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video.
-
-    Args:
-        columns: those that it reads.
-        pictures: the model reads those of the format's own column. Then others may tell which they are.
-    """
+    """A column that training would not read, and that contains images, audio or video. Where it reads `pictures` of the
+    format's own column, others may tell which they are."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:

@@ -84,12 +84,8 @@ class PictureTokens(NamedTuple):
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
-    """The image processor of a model of `PROCESSOR_DEFAULTS`.
-
-    Args:
-        config: its config.json.
-        files: the documents of `PROCESSOR_FILES` by name, without those that the model does not have.
-    """
+    """The image processor of a model of `PROCESSOR_DEFAULTS`, from its config.json and those of `PROCESSOR_FILES` that
+    it has, by name."""
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
     own = nested if nested is not None else files.get(OWN_FILE)

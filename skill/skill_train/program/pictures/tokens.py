@@ -64,16 +64,10 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
-    """How one model reads pictures, with the pixel limits of a recipe.
-
-    Attributes:
-        settings: of its image processor, by which tokens are counted.
-        folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
-        engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
-        mark: what stands for a picture in a rendered text.
-    """
+    """How one model reads pictures, with the pixel limits of a recipe."""
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
+        """`folder` is where the paths in the rows begin."""
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
@@ -95,12 +89,12 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)
-        self.engine: Engine | None = None
+        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
+        self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
             self.engine = Engine(self.settings)
-        self.mark = self.places.mark if self.engine is None else PICTURE
+        self.mark = self.places.mark if self.engine is None else PICTURE  # of a picture in a rendered text
 
     def parts(self, content: str) -> list[dict[str, str]]:
         """The content of a message as the parts that the chat template reads. llama.cpp's server gives it one text,
@@ -129,11 +123,8 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
-        """The text that stands for one picture, with a token for each part of it.
-
-        As `replace_image_token` of each processor of transformers 5.23 writes it, which a test compares; the processors
-        themselves need torchvision, for films.
-        """
+        """The text that stands for one picture, as `replace_image_token` of each processor of transformers 5.23 writes
+        it, which a test compares. The processors themselves need torchvision, for films."""
         token, by_engine = self.places.token, self.engine is not None
         if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
             text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"
