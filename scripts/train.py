@@ -403,13 +403,8 @@ ITEM_BITS = {
 }
 PARTS = ("text_config", "vision_config", "llm_config", "language_config", "thinker_config", "quantization_config")
 KINDS_OF_JSON = {
-    list: "a list",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    bool: "a truth value",
-    type(None): "null",
-}
+    list: "a list", str: "a text", int: "a number", float: "a number", bool: "a truth value", type(None): "null"
+}  # fmt: skip
 # Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
@@ -652,12 +647,7 @@ def check_file(path: Path, folder: Path) -> None:
         raise broken_model(f"{path} is too large for a file of this name", f"at most {most} bytes", got)
 
 
-KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def roots_of(folder: Path) -> list[Path]:
@@ -668,13 +658,7 @@ def roots_of(folder: Path) -> list[Path]:
 
 
 def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
-    return Refused(
-        f"{path} is not a regular file",
-        code="missing_file",
-        expected="a regular file",
-        got=got,
-        hint=hint,
-    )
+    return Refused(f"{path} is not a regular file", code="missing_file", expected="a regular file", got=got, hint=hint)
 
 
 @contextmanager
@@ -2265,7 +2249,7 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows."""
+    """Refuses a folder with too many rows, or with compressed ones, which `datasets` does not write."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -4674,7 +4658,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer."""
+    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -4696,7 +4680,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it."""
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it, which training uses."""
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
@@ -4736,7 +4720,8 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file."""
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file: it joins pieces by their
+    scores, and puts a space before the text if the file says so."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 

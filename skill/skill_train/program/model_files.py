@@ -45,13 +45,8 @@ ITEM_BITS = {
 }
 PARTS = ("text_config", "vision_config", "llm_config", "language_config", "thinker_config", "quantization_config")
 KINDS_OF_JSON = {
-    list: "a list",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    bool: "a truth value",
-    type(None): "null",
-}
+    list: "a list", str: "a text", int: "a number", float: "a number", bool: "a truth value", type(None): "null"
+}  # fmt: skip
 # Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
@@ -318,17 +313,11 @@ def check_file(path: Path, folder: Path) -> None:
         raise broken_model(f"{path} is too large for a file of this name", f"at most {most} bytes", got)
 
 
-KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def roots_of(folder: Path) -> list[Path]:
-    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the Hub's
-    cache."""
+    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the cache."""
     real = folder.resolve()
     cache = real.parent.parent
     in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
@@ -336,13 +325,7 @@ def roots_of(folder: Path) -> list[Path]:
 
 
 def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
-    return Refused(
-        f"{path} is not a regular file",
-        code="missing_file",
-        expected="a regular file",
-        got=got,
-        hint=hint,
-    )
+    return Refused(f"{path} is not a regular file", code="missing_file", expected="a regular file", got=got, hint=hint)
 
 
 @contextmanager
@@ -420,8 +403,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor that an index names. Only plain names of safetensors files are allowed, no paths or
-    pickles."""
+    """The file of each tensor that an index names: each a plain name of a safetensors file, no path and no pickle."""
     document = foreign_json(index)
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or not names:

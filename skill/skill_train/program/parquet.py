@@ -116,8 +116,7 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
-    know."""
+    """The row groups of a Parquet file, read without pyarrow (26), which crashes on a footer that it does not know."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -407,8 +406,7 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
-    compressed ones."""
+    """Refuses a folder with too many rows, or with compressed ones, which `datasets` does not write."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -438,11 +436,8 @@ def arrow_files(folder: Path) -> Iterator[Path]:
 
 
 def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
-
-    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
-    of a message is the batch.
-    """
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3). pyarrow shows neither
+    before it has unpacked the batch. In Arrow's table of FlatBuffers field 2 of a message is the batch."""
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:

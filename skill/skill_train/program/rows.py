@@ -76,11 +76,8 @@ def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
-    number. A line that is not a JSON object is refused, because a training without it would be on other data.
-
-    Args:
-        config, revision, file: of a dataset on the Hub, as in the recipe.
-    """
+    number. A line that is not a JSON object is refused, because a training without it would be on other data. `config`,
+    `revision` and `file` are of a dataset on the Hub, as in the recipe."""
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
         rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
@@ -272,11 +269,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """The text of a dataset that is one document. One that is too large is not read.
-
-    Raises:
-        UnicodeDecodeError: no UTF-8.
-    """
+    """The text of a dataset that is one document. One that is too large is not read."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
@@ -409,8 +402,7 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
-    """Turns errors of a damaged folder into a `Refused`. `datasets` and pyarrow raise any class: KeyError, ArrowInvalid
-    …"""
+    """Turns the errors of a damaged folder into a `Refused`: `datasets` and pyarrow raise any class."""
     try:
         yield
     except Exception as error:

@@ -18,14 +18,12 @@ PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]",
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty tokenizer of the model's
-    type."""
+    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty one of the model's type."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer. Without its files transformers would silently make an empty one of the model's
-    type."""
+    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -47,10 +45,8 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it.
-
-    Training uses tokenizer.json. For most families that have both, llama.cpp's converter reads tokenizer.model.
-    """
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it, which training uses. For
+    most families that have both, llama.cpp's converter reads tokenizer.model."""
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
@@ -96,11 +92,9 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file.
-
-    llama.cpp joins pieces by their scores, and puts a space before the text if the file says so. transformers 5.23
-    joins them by their ids, and decides about the space by the class.
-    """
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file: it joins pieces by their
+    scores, and puts a space before the text if the file says so. transformers 5.23 joins them by their ids, and decides
+    about the space by the class."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
@@ -161,8 +155,7 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
 
 
 def without_words(document: JsonObject) -> Any:
-    """The tokenizer of such a document with an empty vocabulary. transformers always takes the vocabulary from the
-    file."""
+    """The tokenizer of a tokenizer.json, without its vocabulary, which transformers always takes from the file."""
     from tokenizers import Tokenizer
 
     empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
@@ -181,10 +174,8 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
-    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word.
-
-    llama.cpp has one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
-    """
+    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word. For
+    pieces of sentencepiece, llama.cpp does so before each stretch of text between special tokens."""
     if not tokenizer.is_fast:
         return tokenizer
     from tokenizers import normalizers
