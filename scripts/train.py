@@ -5528,8 +5528,7 @@ def check_experts(config: Any, model: Any) -> None:
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
-    """Refuses a target that PEFT does not find, that cannot have an adapter, or that `skill-train merge` cannot
-    merge."""
+    """Refuses a target that PEFT does not find, that cannot have an adapter, or that could not be merged."""
     import torch
 
     matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
@@ -5550,7 +5549,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
-    """Refuses a name that ends no module's name."""
+    """Refuses a name with which no module's name ends: PEFT, which saves every module that ends so, ignores it."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -6025,8 +6024,7 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
-    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of all their pictures, which are read
-    and decoded now."""
+    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of the pictures, which it reads."""
 
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
@@ -6869,7 +6867,7 @@ RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, stores everything in the plan's folder, and pushes the result."""
+    """Trains, stores everything in the plan's folder, and pushes."""
     bucket = path.resolve().parent
     try:
         plan = load_plan(path)
@@ -7098,8 +7096,7 @@ class Keeper:
                 self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the
-        figures from before the training."""
+        """Copies a checkpoint, and what else a restart needs: the lines of its steps, and the figures from before."""
         started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
         source = self.linked(checkpoint)
@@ -7323,7 +7320,7 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of the run's folder."""
+    """The rows for a file of the run, with their pictures under `images/` of its folder."""
     if pictures is None:
         return rows
     images = folder / "images"

@@ -195,10 +195,8 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
-
-    The file of a picture has its digest as its name, so a picture of many rows is kept once.
-    """
+    """The rows for a file of the run, with their pictures under `images/` of its folder. The file of a picture has its
+    digest as its name, so a picture of many rows is kept once."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -230,12 +228,8 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
-
-    Args:
-        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
-        named: the user named the columns, and leaves out the others.
-    """
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. What an
+    earlier start held out (`recorded`, by number in the data) stays so. `named`: the user chose the columns."""
     encode = Encoder(recipe, tokenizer, pictures)
     if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named

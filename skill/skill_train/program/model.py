@@ -338,8 +338,7 @@ def check_experts(config: Any, model: Any) -> None:
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
-    """Refuses a target that PEFT does not find, that cannot have an adapter, or that `skill-train merge` cannot
-    merge."""
+    """Refuses a target that PEFT does not find, that cannot have an adapter, or that could not be merged."""
     import torch
 
     matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
@@ -360,8 +359,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
-    """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
-    names."""
+    """Refuses a name with which no module's name ends: PEFT, which saves every module that ends so, ignores it."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)

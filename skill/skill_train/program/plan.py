@@ -130,8 +130,7 @@ SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after 
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
-    shows."""
+    """How many rows never train. Fewer than 20 all train: one row less would cost more than its loss shows."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 

@@ -120,8 +120,7 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
-    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of all their pictures, which are read
-    and decoded now."""
+    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of the pictures, which it reads."""
 
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
@@ -291,10 +290,8 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
-
-    A weight that is tied to another one has a second name here, which is left out.
-    """
+    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this. The
+    second name of a weight that is tied to another one is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -303,8 +300,7 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
-    """The folder with the base's files other than weights. They are fetched before training: afterwards a broken
-    connection would cost the run."""
+    """The folder with the base's files other than weights, fetched before a lost connection would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download

@@ -82,8 +82,7 @@ def abandoned(when: str) -> Refused:
 
 
 def damaged_file(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
-    digests."""
+    """The first file of a complete checkpoint with other bytes than were written. Earlier versions wrote no digests."""
     digests = checkpoint / DIGESTS
     try:
         written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}

@@ -52,8 +52,7 @@ RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, stores everything in the plan's folder, and pushes the result. A run that was trained before is only
-    pushed."""
+    """Trains, stores everything in the plan's folder, and pushes. A run that was trained before is only pushed."""
     bucket = path.resolve().parent
     try:
         plan = load_plan(path)
@@ -140,11 +139,9 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to our output and into train.log.
-
-    A signal to us is passed on to it. It then saves a checkpoint and ends, and everything is stored before we end. It
-    stays in our process group, so that killing the group leaves no process behind.
-    """
+    """The training program. Its output goes to our output and into train.log. A signal to us is passed on: it saves a
+    checkpoint and ends, and everything is stored before we end. It stays in our process group, so that killing the
+    group leaves no process behind."""
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
@@ -295,8 +292,7 @@ class Keeper:
                 self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the
-        figures from before the training."""
+        """Copies a checkpoint, and what else a restart needs: the lines of its steps, and the figures from before."""
         started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
         source = self.linked(checkpoint)

@@ -78,8 +78,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def stop_signals() -> list[int]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
+    """The signals that end a training at a checkpoint; under `nohup` not the closing of the terminal."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
