@@ -228,15 +228,12 @@ without rows of the data, `environment.json` every argument of the trainer and e
 def card_use(plan: Plan, adapter: bool) -> str:
     """The lines of Python that load the result. PEFT has no class that finds the base of a vision adapter itself."""
     repo, kind = hub_repository(plan) or "", "ImageTextToText" if plan["recipe"].get("images") else "CausalLM"
-    if not adapter:
-        load = [f"from transformers import AutoModelFor{kind} as Model", "", f'model = Model.from_pretrained("{repo}")']
-    elif kind == "CausalLM":
-        load = ["from peft import AutoPeftModelForCausalLM as Model", "", f'model = Model.from_pretrained("{repo}")']
-    else:
-        load = ["from peft import PeftModel", f"from transformers import AutoModelFor{kind} as Model", ""]
-        load.append(f"model = Model.from_pretrained({json.dumps(shown_recipe(plan)['model'])})")
-        load.append(f'model = PeftModel.from_pretrained(model, "{repo}")')
-    return "\n".join(load)
+    if adapter and kind != "CausalLM":
+        base = json.dumps(shown_recipe(plan)["model"])
+        imports = f"from peft import PeftModel\nfrom transformers import AutoModelFor{kind} as Model\n\n"
+        return f'{imports}model = Model.from_pretrained({base})\nmodel = PeftModel.from_pretrained(model, "{repo}")'
+    source = "peft import AutoPeftModelForCausalLM" if adapter else f"transformers import AutoModelFor{kind}"
+    return f'from {source} as Model\n\nmodel = Model.from_pretrained("{repo}")'
 
 
 def card_figures(plan: Plan, work: Path) -> str:
