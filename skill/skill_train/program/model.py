@@ -205,7 +205,10 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    dtype = getattr(torch, weights_dtype(recipe, placement))
+    # A frozen base has the type of the computation. Weights that train are float32: a step that moves a bfloat16 by
+    # less than 1/256 of it changes nothing. `pure_bf16` accepts that.
+    in_full = is_full(recipe) and not recipe["pure_bf16"]
+    dtype = torch.float32 if in_full else getattr(torch, placement["dtype"])
     quantization = None
     if recipe["load_in_4bit"]:
         quantization = BitsAndBytesConfig(
@@ -244,12 +247,6 @@ def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
 def is_full(recipe: Recipe) -> bool:
     """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
-
-
-def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """The type of the weights. A frozen base has the type of the computation. Weights that train are float32, because
-    a step that moves a bfloat16 by less than 1/256 of it changes nothing. `pure_bf16` accepts that."""
-    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
 def check_optimizer(recipe: Recipe) -> None:
