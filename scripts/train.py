@@ -4484,8 +4484,8 @@ class Data(TypedDict):
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
-    order: list[int]
-    pictures: Pictures | None
+    order: list[int]  # indices into `train`, one for each row of each step
+    pictures: Pictures | None  # what reads those of the rows; None where they are text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
@@ -7409,13 +7409,13 @@ class TrainRecord(TypedDict):
 
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
-    run: str | None
+    run: str | None  # the id of a run in the cloud
     recipe_hash: str | None
     steps: int
     verdict: Verdict
     outputs: dict[str, FileDigest]
     saved_dtype: str
-    smaller_layout: Reason | None
+    smaller_layout: Reason | None  # why a second try trained with smaller batches
     checks: list[TrainingCheck]
     example: str
     answer: Answer

@@ -132,8 +132,7 @@ class Checks:
             return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
-        the same, by the words alone."""
+        """Checks that another picture gives another loss. By the words alone it would fall in training all the same."""
         if (losses := self.picture_losses()) is None:
             return
         own, grey = losses

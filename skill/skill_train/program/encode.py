@@ -95,8 +95,7 @@ def endless_template(model: str) -> Refused:
 
 
 def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
-    """What ends an answer: a special token, or several in a row up to the end token. Command R7B's template writes
-    `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`."""
+    """What ends an answer: a special token, or several in a row up to the end token, as in Command R7B's template."""
     if not special:
         return None
     one = "(?:" + "|".join(map(re.escape, special)) + ")"

@@ -138,8 +138,7 @@ def says(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text. They stay as they are where there is no text, or where they
-    begin with the same one."""
+    """The messages after a system message of this text, where there is one and they do not begin with it already."""
     if not says(text) or not isinstance(messages, list):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}

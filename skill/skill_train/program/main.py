@@ -287,18 +287,17 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
-    """`train.json`. `run`: the id of a run in the cloud; `smaller_layout`: why a second try trained with smaller
-    batches."""
+    """`train.json`."""
 
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
-    run: str | None
+    run: str | None  # the id of a run in the cloud
     recipe_hash: str | None
     steps: int
     verdict: Verdict
     outputs: dict[str, FileDigest]
     saved_dtype: str
-    smaller_layout: Reason | None
+    smaller_layout: Reason | None  # why a second try trained with smaller batches
     checks: list[TrainingCheck]
     example: str
     answer: Answer

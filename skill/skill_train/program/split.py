@@ -47,14 +47,13 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """The data that is fed. `order` holds indices into `train`, one for each row of each step. `pictures` reads the
-    pictures of the rows; it is None where they are text."""
+    """The data that is fed."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
-    order: list[int]
-    pictures: Pictures | None
+    order: list[int]  # indices into `train`, one for each row of each step
+    pictures: Pictures | None  # what reads those of the rows; None where they are text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
@@ -135,8 +134,7 @@ def joined(*keys: Sequence[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
-    """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
-    max_length leaves are equal."""
+    """Equal numbers for rows that train the same: equal texts after `normalised`, or equal parts within max_length."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % i for i, row in enumerate(rows)]
     return joined(texts, left)

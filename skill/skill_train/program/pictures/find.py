@@ -49,8 +49,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
-    """Refuses a text, or messages, with a place that no picture was left for. Of a row without pictures a text may
-    speak of the tag."""
+    """Refuses a place that no picture was left for. Of a row without pictures a text may speak of the tag."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -76,8 +75,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
-    """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
-    appends each to `pictures`."""
+    """A text or messages with `PICTURE` for each picture, which goes to `pictures`. That of a tag is from `waiting`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -140,8 +138,7 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
-    """Refuses a part that holds more than its type says: it would be dropped silently. Arrow fills the keys of other
-    parts with null."""
+    """Refuses a part that holds more than its type says, which would be dropped silently. Nulls are Arrow's."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
