@@ -3389,21 +3389,18 @@ def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """As `_preprocess` of both processors resizes and divides."""
     if not processor.do_image_splitting or processor.max_image_size is None:
         return TileGrid(0, 0)
     tile = processor.max_image_size["longest_edge"]
     width, height = _reduced(size, processor.size["longest_edge"])
     ratio = width / height
     if width >= height:
-        width = math.ceil(width / tile) * tile
-        height = math.ceil(int(width / ratio) / tile) * tile
+        columns = math.ceil(width / tile)
+        rows = math.ceil(int(columns * tile / ratio) / tile)
     else:
-        height = math.ceil(height / tile) * tile
-        width = math.ceil(int(height * ratio) / tile) * tile
-    if width <= tile and height <= tile:
-        return TileGrid(0, 0)
-    return TileGrid(height // tile, width // tile)
+        rows = math.ceil(height / tile)
+        columns = math.ceil(int(rows * tile * ratio) / tile)
+    return TileGrid(rows, columns) if max(rows, columns) > 1 else TileGrid(0, 0)
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
