@@ -4829,10 +4829,6 @@ def begins_itself(text: str, bos: str | None) -> bool:
     return bool(bos) and text.startswith(str(bos))
 
 
-def added_special_tokens(tokenizer: Any) -> list[str]:
-    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-
-
 # --- encode ---
 # Tokens and labels: what is fed, and which part of it is trained.
 
@@ -4924,7 +4920,8 @@ class Encoder:
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.told = TypedTokens(), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
-        special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
         self.added = frozenset(tokenizer.added_tokens_decoder)
         if not tokenizer.is_fast:

@@ -33,7 +33,7 @@ from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
 from skill_train.program.pictures.tokens import Pictures
-from skill_train.program.tokenizer import added_special_tokens, begins_itself
+from skill_train.program.tokenizer import begins_itself
 
 # Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
 # conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
@@ -126,7 +126,8 @@ class Encoder:
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.told = TypedTokens(), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
-        special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
         self.added = frozenset(tokenizer.added_tokens_decoder)
         if not tokenizer.is_fast:

@@ -209,7 +209,3 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 def begins_itself(text: str, bos: str | None) -> bool:
     """Whether a text begins with the start token, as rendered rows do, so that none is to be put before it."""
     return bool(bos) and text.startswith(str(bos))
-
-
-def added_special_tokens(tokenizer: Any) -> list[str]:
-    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
