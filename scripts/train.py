@@ -4276,15 +4276,11 @@ def json_types(fields: type) -> dict[str, tuple[type, ...]]:
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
-def may_be_missing(fields: type) -> set[str]:
-    hints = get_type_hints(fields, globals(), include_extras=True).items()
-    return {name for name, hint in hints if get_origin(hint) is NotRequired}
-
-
 def check_fields(values: Any, described: Any, name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
-    fields, newer = json_types(described), may_be_missing(described)
+    fields, hints = json_types(described), get_type_hints(described, globals(), include_extras=True).items()
+    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # than the first plans that were written
     for key in sorted(set(values) ^ set(fields)):
         if key in values or key not in newer:
             raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
