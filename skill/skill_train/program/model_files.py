@@ -205,15 +205,12 @@ def safetensors_header(path: Path) -> Header:
         document = json.loads(content.decode("utf-8"), parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise broken_weights(path, f"its header is not JSON: {error}") from None
-    if not isinstance(document, dict) or not is_text_only(document.get("__metadata__", {})):
+    metadata = document.get("__metadata__", {}) if isinstance(document, dict) else None
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise broken_weights(path, "its header is not an object of tensors")
     header = Header(metadata=document.pop("__metadata__", {}), tensors=document, data_start=8 + length)
     check_ranges(path, header.tensors, size - 8 - length)
     return header
-
-
-def is_text_only(metadata: Any) -> bool:
-    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
 def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
