@@ -53,7 +53,6 @@ from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.tables.shape import (
     SIGN_SAID,
     Record,
-    broken_table,
     items_of,
     not_an_object,
     records_of,
@@ -231,7 +230,9 @@ def table_rows(path: Path) -> Iterator[Line]:
                 unsure = False
             yield end, dict(zip(names, cells, strict=True)), None
         elif cells:
-            yield end, Broken("broken_json", other_columns(f"line {end} of {path}", names)), None
+            expected = f"{len(names)} columns: {', '.join(names)}"
+            wrong = unreadable(f"line {end} of {path} does not have as many columns as the header", expected, hint=MEND)
+            yield end, Broken("broken_json", wrong), None
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
@@ -242,7 +243,9 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
         wrong_bytes.clear()
         return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
     if error is not None:
-        return start, Broken("broken_json", broken_table(f"line {start} of {path}{what}", error)), None
+        expected = "a table whose quotes are closed, and doubled inside of a cell"
+        wrong = unreadable(f"line {start} of {path}{what} is broken: {error}", expected, hint=MEND)
+        return start, Broken("broken_json", wrong), None
     return None
 
 
@@ -333,11 +336,6 @@ def ids_in(value: Any) -> Iterator[int]:
         each = waiting.pop()
         yield id(each)
         waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-
-
-def other_columns(where: str, names: list[str]) -> Refused:
-    expected = f"{len(names)} columns: {', '.join(names)}"
-    return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:

@@ -53,11 +53,6 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
         taken.clear()
 
 
-def broken_table(where: str, error: csv.Error) -> Refused:
-    expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
-
-
 def vote(record: Record, sign: str, columns: int) -> int:
     """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
     that write commas between cells quote a text with a comma or a line break."""
