@@ -1708,6 +1708,14 @@ def name_of_call(call: Any) -> str:
 
 # Tokens that answers rightly have in their texts: around thoughts, calls of tools and their answers.
 WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE)
+TYPED_INSIDE = (
+    "have control tokens of the model in the text of a message (the first: {}), which the tokenizer reads as the token "
+    "itself: an answer is trained to stop there, and a text can open a turn: take them out, unless that is meant"
+)
+TYPED_AT_END = (
+    "have answers that end with a control token in their text (the first: {}), which the tokenizer reads as the token "
+    "itself: both it and the end that the chat template writes are trained: take it out"
+)
 
 
 def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] | None:
@@ -1716,39 +1724,19 @@ def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] |
     return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
 
 
-class TypedTokens:
-    """The rows that have control tokens in texts, and those whose answers only end with one."""
-
-    def __init__(self) -> None:
-        self.inside, self.ended = list[str](), list[str]()
-
-    def look(self, line: int, messages: list[Message], tokens: re.Pattern[str]) -> None:
-        inside, ended = list[str](), list[str]()
-        for message in messages:
-            found = list(tokens.finditer(message["content"]))
-            if found and message["role"] == "assistant" and found[-1].end() == len(message["content"].rstrip()):
-                ended.append(f"line {line}, {found.pop().group()!r}")
-            if len(message) > 2:  # its thoughts and calls
-                found += tokens.finditer(json.dumps({**message, "content": ""}, ensure_ascii=False, default=str))
-            inside += [f"line {line}, {match.group()!r} in a text of {message['role']}" for match in found]
-        if inside:
-            self.inside.append(inside[0])
-        elif ended:
-            self.ended.append(ended[0])
-
-    def notes(self, count: int) -> list[str]:
-        told = (
-            (self.inside, "control tokens of the model in the text of a message", "an answer is trained to stop there, "
-             "and a text can open a turn: take them out, unless that is meant"),
-            (self.ended, "answers that end with a control token in their text", "both it and the end that the chat "
-             "template writes are trained: take it out"),
-        )  # fmt: skip
-        return [
-            f"{len(places)} of {count} rows have {what} (the first: {places[0]}), which the tokenizer reads as the "
-            f"token itself: {so}"
-            for places, what, so in told
-            if places
-        ]
+def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    inside, ended = list[str](), list[str]()
+    for message in messages:
+        found = list(tokens.finditer(message["content"]))
+        if found and message["role"] == "assistant" and found[-1].end() == len(message["content"].rstrip()):
+            ended.append(f", {found.pop().group()!r}")
+        if len(message) > 2:  # its thoughts and calls
+            found += tokens.finditer(json.dumps({**message, "content": ""}, ensure_ascii=False, default=str))
+        inside += [f", {match.group()!r} in a text of {message['role']}" for match in found]
+    if inside:
+        yield TYPED_INSIDE, inside[0]
+    elif ended:
+        yield TYPED_AT_END, ended[0]
 
 
 # --- chat/told ---
@@ -1781,15 +1769,16 @@ TOOLS_TWICE = (
 class ToldRows:
     """The rows of which something is told: for each note the places."""
 
-    def __init__(self) -> None:
-        self.places = dict[str, list[str]]()
+    def __init__(self, *notes: str) -> None:
+        self.places: dict[str, list[str]] = {note: [] for note in notes}
 
-    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:
-        for note, place in findings(row, columns, made):
+    def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+        for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
-        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in self.places.items()]
+        told = {note: places for note, places in self.places.items() if places}
+        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
 def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str, str]]:
@@ -4905,7 +4894,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed, self.told = TypedTokens(), ToldRows()
+        self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
@@ -4922,9 +4911,9 @@ class Encoder:
         self.count += 1
         try:
             made = self.encoded(index, line, row)
-            self.told.look(line, row, self.recipe["columns"], made)
+            self.told.look(line, findings(row, self.recipe["columns"], made))
             if made["kind"] == "chat" and self.control is not None:
-                self.typed.look(line, made["messages"], self.control)
+                self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))

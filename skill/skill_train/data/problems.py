@@ -14,7 +14,7 @@ from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
 from skill_train.program.chat.chosen import ROW_MARKS
-from skill_train.program.chat.told import ToldRows
+from skill_train.program.chat.told import ToldRows, findings
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, to_example
 from skill_train.program.pictures.find import lift_pictures
@@ -177,7 +177,8 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     if told is None or detected is None:
         return
     if "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):  # of others it would take as long as the check
-        told.look(line, row, detected.columns, to_example(row, detected.format, detected.columns))
+        made = to_example(row, detected.format, detected.columns)
+        told.look(line, findings(row, detected.columns, made))
 
 
 def _has_new(columns: dict[str, list[str]], row: Row) -> bool:

@@ -14,8 +14,8 @@ from typing import Any, NotRequired, TypedDict
 from skill_train.program.chat.answers import as_taken, left_out_thoughts, name_of_call, python_notes, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.labels import IGNORED, labels_of
-from skill_train.program.chat.told import ToldRows
-from skill_train.program.chat.typed import TypedTokens, control_tokens
+from skill_train.program.chat.told import ToldRows, findings
+from skill_train.program.chat.typed import TYPED_AT_END, TYPED_INSIDE, control_tokens, typed_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
     CALLS,
@@ -124,7 +124,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed, self.told = TypedTokens(), ToldRows()
+        self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
@@ -141,9 +141,9 @@ class Encoder:
         self.count += 1
         try:
             made = self.encoded(index, line, row)
-            self.told.look(line, row, self.recipe["columns"], made)
+            self.told.look(line, findings(row, self.recipe["columns"], made))
             if made["kind"] == "chat" and self.control is not None:
-                self.typed.look(line, made["messages"], self.control)
+                self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skill_train.program.chat.chosen import marks
@@ -36,21 +36,23 @@ TOOLS_TWICE = (
 class ToldRows:
     """The rows of which something is told: for each note the places."""
 
-    def __init__(self) -> None:
-        self.places = dict[str, list[str]]()
+    def __init__(self, *notes: str) -> None:
+        """`notes` are told in this order, others as they are found."""
+        self.places: dict[str, list[str]] = {note: [] for note in notes}
 
-    def look(self, line: int, row: Row, columns: dict[str, str], made: Any) -> None:
-        """`made` is the encoded row, or its example where no model encodes it."""
-        for note, place in findings(row, columns, made):
+    def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+        """`found`: notes about a row, and what stands there."""
+        for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
-        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in self.places.items()]
+        told = {note: places for note, places in self.places.items() if places}
+        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
 def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there."""
+    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
