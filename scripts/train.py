@@ -2388,17 +2388,10 @@ Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
     while ahead := list(islice(rows, ROWS_AHEAD)):
-        texts = {text for each in ahead for text in texts_in(each[1]) if 0 < len(text) < NAME_CHARACTERS}
-        bring_files(file, {name for text in texts if (name := file.beside(text)) in files_at(file)})
+        texts = {text for each in ahead for _, text in values_in(each[1]) if isinstance(text, str)}
+        named = {file.beside(text) for text in texts if 0 < len(text) < NAME_CHARACTERS}
+        bring_files(file, named & files_at(file) if named else ())
         yield from ahead
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from texts_in(each)
 
 
 @lru_cache(maxsize=1)
