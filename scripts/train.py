@@ -4056,17 +4056,10 @@ def item_with_repeated_key(path: Path, text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     repeating = set(map(id, repeating_items))
-    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
-    number = next(numbers, None)
-    return f"item {number} of {path}" if number is not None else str(path)
-
-
-def ids_in(value: Any) -> Iterator[int]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        yield id(each)
-        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    for number, item in enumerate(items, start=1):
+        if not repeating.isdisjoint(map(id, objects_in(item))):
+            return f"item {number} of {path}"
+    return str(path)
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:
