@@ -5494,8 +5494,10 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
     elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
-        message = f"the output head {target!r} cannot have an adapter"
-        hint = f"modules_to_save: [{target}] trains it whole"
+        message, hint = (
+            f"the output head {target!r} cannot have an adapter",
+            f"modules_to_save: [{target}] trains it whole",
+        )
     else:
         return
     leaves = {name.rsplit(".", 1)[-1] for name, module in modules if is_linear(module) and module is not head}
