@@ -170,7 +170,10 @@ def test_the_probe_times_both_precisions_and_leaves_nothing(tmp_path: Path, caps
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, killed when it has told of its fifth step."""
     run = training.write_run(tmp_path_factory.mktemp("killed") / "run")
-    assert _stop_at(run, step=5, how=lambda process: process.kill()) == -signal.SIGKILL
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_WHOLE_ANSWERS", "1")  # as `straight` and `resumed`
+        stopped = _stop_at(run, step=5, how=lambda process: process.kill())
+    assert stopped == -signal.SIGKILL
     assert not (run / "train.json").exists() and not (run / "adapter").exists()
     return run
 

@@ -92,6 +92,9 @@ LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, reso
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
 TRAIN = Path(SOURCE).parent / "scripts" / "train.py"
 COMPILED: dict[bytes, CodeType] = {}  # sources of which no bytecode is kept: the training program, the converter
+# Of a training program that starts here. Its record holds two answers, which took a quarter of a training of some
+# steps. With TEST_WHOLE_ANSWERS, and where programs start as users start them, they keep all tokens.
+SHORT_ANSWERS = (b"\nANSWER_TOKENS = 48\n", b"\nANSWER_TOKENS = 4\n")
 # At most so many processes that have imported everything. Each keeps 150 MB, or 20, or 35; the tests have four
 # environments for trainings: without a Hub, with one, of a job, and of the converter where there is a Hub.
 ENVIRONMENTS = {"training": 4, "worker": 8, "command": 8}
@@ -233,7 +236,7 @@ def _compile() -> None:
     cache = Path(os.environ.get("SKILL_TRAIN_CACHE", "/nothing"))
     for source in (TRAIN, *cache.glob("llama.cpp-*/**/*.py")):
         text = source.read_bytes()
-        COMPILED[text] = compile(text, str(source), "exec", dont_inherit=True)
+        COMPILED[text] = compile(text.replace(*SHORT_ANSWERS), str(source), "exec", dont_inherit=True)
     to_code = SourceFileLoader.source_to_code
 
     def known(self: SourceFileLoader, data: Any, path: str, **more: Any) -> CodeType:
@@ -376,7 +379,8 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
         sys.modules.pop(program[1], None)  # as `__main__` it is another module
     if how == "-c":
         os._exit(_ended(partial(exec, program[1], {"__name__": "__main__"})))
-    if not how and Path(sys.argv[0]).name == TRAIN.name and (code := COMPILED.get(Path(sys.argv[0]).read_bytes())):
+    short = not how and Path(sys.argv[0]).name == TRAIN.name and "TEST_WHOLE_ANSWERS" not in os.environ
+    if short and (code := COMPILED.get(Path(sys.argv[0]).read_bytes())):
         sys.modules["__main__"] = main = ModuleType("__main__")
         main.__file__ = sys.argv[0]
         os._exit(_ended(partial(exec, _at(code, sys.argv[0]), vars(main))))
