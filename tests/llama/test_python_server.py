@@ -257,6 +257,7 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
     refused: list[tuple[str, dict[str, Any]]] = [
         ("prompt", {"prompt": ""}), ("prompt", {"prompt": []}), ("prompt", {"prompt": [""]}),
         ("prompt", {"prompt": ["a", "b"]}), ("prompt", {"max_tokens": 2}), ("best_of", text | {"best_of": 2}),
+        ("suffix", text | {"suffix": "y"}),
         ("max_completion_tokens", chat | {"max_completion_tokens": 0}),
     ]  # fmt: skip
     for name, value in (
@@ -273,6 +274,37 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
         route = "chat/completions" if "messages" in body else "completions"
         with pytest.raises(HttpRefusal, match=f"HTTP 400.*{name}"):
             post(f"{shared.url}/{route}", body, dict)
+
+
+def test_a_prompt_that_begins_with_the_start_token_gets_no_second_one() -> None:
+    """As rows that were trained as they stand; `chat --raw` reads them so too."""
+    exported = gguf_maker.exported("llama-spm")
+    file, tokenizer = exported.file("f16"), load_tokenizer(exported.merged)
+    bos, _ = special_texts(read_gguf(file))
+    text = f"{bos}Is it raining?"
+    expected = tokenizer(text, add_special_tokens=False).input_ids
+    assert expected.count(tokenizer.bos_token_id) == 1 and tokenizer(text).input_ids != expected
+    with served(job(file)) as running:
+        for prompt in (text, text.removeprefix(bos), [text]):
+            post(f"{running.url}/completions", {"prompt": prompt, "max_tokens": 1}, dict)
+            assert running.report().prompt_ids == expected
+        with pytest.raises(HttpRefusal, match=r"HTTP 400.*prompt: the start token alone"):
+            post(f"{running.url}/completions", {"prompt": bos}, dict)
+
+
+def test_null_and_empty_stops_say_as_much_as_nothing(server: Served) -> None:
+    """OpenAI's protocol allows the first, and clients send the second."""
+    for route, asked in (("chat/completions", {"messages": [serving.user("x")]}), ("completions", {"prompt": "x"})):
+        answers = []
+        for more in ({}, dict.fromkeys(("temperature", "top_p", "stream", "stop", "n", "seed"), None), {"stop": [""]}):
+            answer = post(f"{server.url}/{route}", asked | {"max_tokens": 4, "seed": 1} | more, dict)
+            answers.append([answer["choices"], server.report().answer_ids])
+        assert answers[0] == answers[1] == answers[2] and len(answers[0][1]) == 4
+
+
+def test_what_the_model_is_not_loaded_for_is_not_there(shared: Served) -> None:
+    with pytest.raises(HttpRefusal, match="HTTP 404"):
+        post(f"{shared.url}/embeddings", {"input": "x"}, dict)
 
 
 def test_a_bias_moves_every_token_of_an_answer(server: Served) -> None:

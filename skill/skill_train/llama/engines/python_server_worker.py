@@ -31,9 +31,10 @@ from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
 from skill_train.program.examples import is_text_part
+from skill_train.program.tokenizer import begins_itself
 
 _OWN_FORMAT = "chat_template.default"
-_CHATS = "/v1/chat/completions"
+_CHATS, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"  # the model is loaded for texts alone
 _WAITING = 128
 
 
@@ -119,8 +120,9 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     from starlette.middleware.cors import CORSMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    if job.template is None and not job.stock:  # nobody may write the prompt of a chat
-        server.router.routes[:] = [route for route in server.router.routes if route.path != _CHATS]
+    if not job.stock:  # without a template nobody may write the prompt of a chat
+        absent = {_EMBEDDINGS} if job.template is not None else {_EMBEDDINGS, _CHATS}
+        server.router.routes[:] = [route for route in server.router.routes if route.path not in absent]
     model = ModelSettings(
         model=job.gguf,
         model_alias=job.name,
@@ -142,7 +144,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
             hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
-        _refuse_what_crashes(server, llama, job.name)
+        _refuse_what_crashes(server, llama, job)
         app.add_exception_handler(ValueError, _refuse_what_is_no_json)
         _tell_errors(server)
     return app, llama
@@ -152,15 +154,21 @@ def _own_requests(job: ServerJob) -> None:
     """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
     and messages and tools as they were sent."""
     from llama_cpp.server import types
-    from pydantic import AfterValidator, AliasChoices, Field, create_model
+    from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
+
+    def unless_null(kind: type, default: Any) -> tuple[Any, Any]:
+        """A field for which `null` says as much as nothing, as in OpenAI's protocol."""
+        return Annotated[kind, BeforeValidator(lambda value: default if value is None else value)], default
 
     sampling, names = job.sampling, AliasChoices("max_tokens", "max_completion_tokens")
     defaults: dict[str, Any] = {
-        "temperature": (float, sampling.temperature),
-        "top_k": (int, sampling.top_k),
-        "top_p": (float, sampling.top_p),
-        "min_p": (float, sampling.min_p),
-        "repeat_penalty": (float, sampling.repetition_penalty),
+        "temperature": unless_null(float, sampling.temperature),
+        "top_k": unless_null(int, sampling.top_k),
+        "top_p": unless_null(float, sampling.top_p),
+        "min_p": unless_null(float, sampling.min_p),
+        "repeat_penalty": unless_null(float, sampling.repetition_penalty),
+        "stream": unless_null(bool, False),
+        "stop": (Annotated[str | list[str] | None, AfterValidator(_without_empty)], None),
         "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
         "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
         "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
@@ -175,6 +183,7 @@ def _own_requests(job: ServerJob) -> None:
         "prompt": (Annotated[str | list[str], AfterValidator(_one_prompt)], ...),
         "max_tokens": (int | None, Field(16, ge=1)),
         "best_of": defaults["n"],
+        "suffix": (None, None),  # llama-cpp-python 0.3.36 puts token 0 before one
     }
     for name, fields in (
         ("CreateChatCompletionRequest", defaults | as_sent),
@@ -194,6 +203,11 @@ def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             raise ValueError(f"content is a text, or parts of type text alone, and not {str(parts)[:60]}")
         message["content"] = "".join(part["text"] for part in parts)
     return messages
+
+
+def _without_empty(stop: str | list[str] | None) -> list[str]:
+    """Texts that end an answer. An empty one, which some clients send for none, would end each at once."""
+    return [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]
 
 
 def _one_prompt(prompt: str | list[str]) -> str:
@@ -247,7 +261,7 @@ async def _refuse_what_is_no_json(request: Any, error: Exception) -> Any:
     return JSONResponse({"error": problem}, status_code=400)
 
 
-def _refuse_what_crashes(server: Any, llama: Any, name: str) -> None:
+def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
     """And names the model in each answer, where the server writes what it was asked for, or the path of the file."""
     handler, prepare, detokenize = server.RouteErrorHandler, server.prepare_request_resources, llama.detokenize
     wrapper, words = handler.error_message_wrapper, llama.n_vocab()
@@ -258,7 +272,8 @@ def _refuse_what_crashes(server: Any, llama: Any, name: str) -> None:
             raise _Refused("stream_options: they are for stream: true")
         if body.logprobs or getattr(body, "top_logprobs", None):
             raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
-        options["model"] = name
+        options["model"] = job.name
+        _drop_start(options, llama, job.bos)
         chosen = prepare(body, proxy, model, options)
         if not all(token.isdecimal() and int(token) < words for token in options.get("logit_bias") or ()):
             raise _Refused(f"logit_bias: this model has the ids from 0 to {words - 1}")
@@ -278,6 +293,16 @@ def _refuse_what_crashes(server: Any, llama: Any, name: str) -> None:
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
     server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = prepared, detokenized, told
+
+
+def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
+    """Takes the start token from a prompt that begins with it, as rendered rows do: the server puts one before each."""
+    prompt = options.get("prompt")
+    if prompt is None or not llama._model.add_bos_token() or not begins_itself(prompt, bos):
+        return
+    if prompt == bos:
+        raise _Refused("prompt: the start token alone is no prompt")
+    options["prompt"] = prompt.removeprefix(bos)
 
 
 def _require_no_grammar(body: Any) -> None:
