@@ -69,6 +69,36 @@ def edit(run: Path, name: str, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
+def test_what_lies_in_the_run_is_held_against_the_proof(tmp_path: Path) -> None:
+    """By its bytes: a file of another run of this base has the same size. A folder of records alone says so."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    (run / "metrics.jsonl").unlink()  # curves take time to draw
+    file, adapter = run / "gguf" / "run-q8_0.gguf", run / "adapter" / "adapter_model.safetensors"
+    replaced = "is not the one that was verified: the file was replaced"
+    text = make(run).text
+    assert "Proven" in text and replaced not in text and "is gone" not in text and "None of the files" not in text
+    for changed in (file, adapter):
+        own = changed.read_bytes()
+        changed.write_bytes(own[:-64] + bytes(64))
+        text = make(run).text
+        assert "The proof is of other files" in text and f"{changed.name} {replaced}" in text
+        changed.write_bytes(own)
+    file.unlink()
+    text = make(run).text
+    assert "Proven, with warnings" in text and f"{file.name} was exported and is gone" in text
+    assert "skill-train export-gguf" in text and "None of the files" not in text
+    edit(run, "verify", inputs=_without(run, file.name))  # as `verify` writes it now
+    assert "exported and not verified" not in make(run).text
+    shutil.rmtree(run / "gguf")
+    assert "None of the files is here: this is what the records say of them." in make(run).text
+
+
+def _without(run: Path, name: str) -> Any:
+    inputs = json.loads((run / "verify.json").read_text())["inputs"]
+    del inputs["ggufs"][name]
+    return inputs
+
+
 def test_every_figure_is_the_one_in_its_file(page: Page) -> None:
     assert len(page.figures) > 250
     assert differing(page, RECORDED.parent, lambda text: text.replace(f"{HOME}/models", "…")) == []

@@ -99,6 +99,7 @@ class ReportedRun:
         documents: further JSON documents by the name of their file without `.json`.
         pictures: those of the answers that are shown.
         outdated: documents that were left out, because they are about other files than those of the run.
+        replaced, gone: verified files that are others on the disk now, and exported files that are not there.
         base_may_know: the base was merged by runs that may have trained on held-out rows.
         metrics: a line a step, in order.
         texts: `recipe.yaml` and `Modelfile`, if there are such files.
@@ -115,6 +116,8 @@ class ReportedRun:
     cloud: CloudRecord | None = None
     pictures: ShownPictures = ShownPictures({})
     outdated: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     base_may_know: bool = False
 
     def __getitem__(self, name: str) -> Record:

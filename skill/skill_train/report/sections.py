@@ -59,7 +59,7 @@ def verdict(run: ReportedRun) -> views.VerdictView:
     stale = _stale(run, run.proof)
     if stale:
         return _verdict("fail", "The proof is of other files", stale, run.command("verify"))
-    return _proven(run.proof)
+    return _proven(run, run.proof)
 
 
 def _not_trained(run: ReportedRun) -> views.VerdictView:
@@ -71,14 +71,20 @@ def _not_trained(run: ReportedRun) -> views.VerdictView:
     return _verdict("unknown", headline, [], run.command(continue_words(run.cloud, run.backend)))
 
 
-def _proven(proof: Proof) -> views.VerdictView:
+def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     passing = sum(check.verdict == "pass" for check in proof.checks)
     because = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
     because += [f"{skipped.file} {skipped.name}: not checked, {skipped.reason}" for skipped in proof.not_checked]
+    made = run.exported() | run.projectors()
+    here = not made or len(run.gone) < len(made)
+    because += [f"{file} was exported and is gone" for file in run.gone if here]
+    because += [] if here else ["None of the files is here: this is what the records say of them."]
     judged = len(proof.inputs.ggufs)
     of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
-    return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", because)
+    lost = here and run.gone
+    word = "warn" if lost and proof.verdict == "pass" else proof.verdict
+    return _verdict(word, f"{head[word]}: {of}", because, run.command("export-gguf") if lost else "")
 
 
 def _verdict(word: str, headline: str, because: list[str], following: str = "") -> views.VerdictView:
@@ -86,15 +92,15 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
 
 
 def _stale(run: ReportedRun, proof: Proof) -> list[str]:
-    """Files that changed after the proof, or that it did not read, according to the digests in the records."""
-    because = []
+    """Files that changed after the proof, on the disk or by their records, or that it did not read."""
+    because = [f"{file} is not the one that was verified: the file was replaced" for file in run.replaced]
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
             because.append(f"{folder}/ is not the one that was verified")
     for file, (step, name) in (run.exported() | run.projectors()).items():
         verified = proof.inputs.ggufs.get(file)
         if verified is None:
-            because.append(f"{file} was exported and not verified")
+            because += [] if file in run.gone else [f"{file} was exported and not verified"]
         elif verified["sha256"] != run[step].get("outputs", name, "sha256"):
             because.append(f"{file} is not the one that was verified")
     return because
@@ -112,6 +118,7 @@ def overview(run: ReportedRun) -> views.Overview:
         ("trained on", [plan.figure(str, "placement", "device"), plan.figure(str, "placement", "dtype")]),
         ("steps", [train.figure(number, "steps")]),
         ("loss, first to last", _change(*loss)),
+        ("held-out rows measured", [run["evaluate"].figure(number, "rows")]),
         ("held-out loss, base to tuned", _change(*(measured(run, model, "loss") for model in ("base", "tuned")))),
         ("exact match, base to tuned", _change(*exact)),
         ("training speed", [train.figure(rate, "figures", "tokens_per_second")]),

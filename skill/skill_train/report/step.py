@@ -17,6 +17,7 @@ import msgspec
 
 from skill_train.core import resources
 from skill_train.core.console import Bar
+from skill_train.core.digests import is_file_of
 from skill_train.core.errors import NotInstalled, UsageError, quoted
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
@@ -91,6 +92,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
                 reported,
                 pictures=shown_pictures(run, reported.evaluation, room),
                 base_may_know=run.path in base_may_know,
+                **_on_disk(run, reported),
             )
             for run, reported in zip(runs, read, strict=True)
         ]
@@ -123,6 +125,24 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
         for run, reported, view in zip(runs, read, views, strict=True)
     ]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
+
+
+class _OnDisk(TypedDict, total=False):
+    replaced: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
+    """What became of the files that were verified. The merged model is not read: its GGUF files are what is used."""
+    if reported.proof is None:
+        return {}
+    read, made = reported.proof.inputs, reported.exported() | reported.projectors()
+    adapter = read.adapter if isinstance(read.adapter, Mapping) else {}
+    files = {run.gguf / name: digest for name, digest in read.ggufs.items()}
+    files |= {run.adapter / name: digest for name, digest in adapter.items()}
+    replaced = [file.name for file, digest in files.items() if file.is_file() and not is_file_of(file, digest)]
+    gone = [name for name in made if not (run.gguf / name).is_file()]
+    return {"replaced": tuple(replaced), "gone": tuple(gone)}
 
 
 def _require_ours(out: Path) -> None:
