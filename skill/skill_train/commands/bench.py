@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,7 +17,7 @@ from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.units import size
 from skill_train.facts import MachineFacts
-from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
+from skill_train.llama.gguf_header import GgufFile, read_model_file, with_all_parts
 from skill_train.llama.speed import remembered
 from skill_train.llama.speed.measure import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
 from skill_train.machine.read import physical_cores, read_machine
@@ -138,7 +137,7 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
         ),
         progress,
     )
-    file = _whole(file)
+    file = with_all_parts(file)
     prompt, answer = _phase(result.prompt, result), _phase(result.answer, result)
     rate, reached = answer["tokens_per_second"], None
     if rate is not None:
@@ -153,16 +152,6 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
         "answer": answer,
         "reached_gigabytes_per_second": None if reached is None else round(reached, 2),
     }
-
-
-def _whole(file: GgufFile) -> GgufFile:
-    """A file in parts, of which llama.cpp is given the first, with the tensors and the size of all."""
-    count = file.metadata.get("split.count")
-    numbers = range(2, count + 1) if isinstance(count, int) else ()
-    names = (re.sub(r"00001(?=-of-\d{5}\.gguf$)", f"{number:05}", file.path.name) for number in numbers)
-    parts = [file, *(read_gguf(file.path.with_name(name)) for name in names)]
-    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-    return replace(file, tensors=tensors, size_bytes=sum(part.size_bytes for part in parts))
 
 
 def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:

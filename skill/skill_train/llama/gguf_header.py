@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 import struct
 from dataclasses import dataclass, replace
@@ -174,6 +175,16 @@ def read_model_file(path: Path) -> GgufFile:
             hint="give the file of the model: skill-train export-gguf RUN makes it",
         )
     return file
+
+
+def with_all_parts(file: GgufFile) -> GgufFile:
+    """A file in parts, of which llama.cpp is given the first, with the tensors and the size of all."""
+    count = file.metadata.get("split.count")
+    numbers = range(2, count + 1) if isinstance(count, int) else ()
+    names = (re.sub(r"00001(?=-of-\d{5}\.gguf$)", f"{number:05}", file.path.name) for number in numbers)
+    parts = [file, *(read_gguf(file.path.with_name(name)) for name in names)]
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    return replace(file, tensors=tensors, size_bytes=sum(part.size_bytes for part in parts))
 
 
 def _at_once(path: str, flags: int) -> int:
