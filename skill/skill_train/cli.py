@@ -141,8 +141,6 @@ def _bad_usage(error: click.ClickException, command: list[str]) -> UsageError:
                 f"write a recipe file with the lines model: …, data: … and {field}: …, and give it as RECIPE "
                 "(all fields: references/recipe.md)"
             )
-    if isinstance(error, click.NoSuchOption) and (command, error.option_name) == (["evaluate"], "--data"):
-        hint = "leave --data out: the rows are those that RUN held out, and rows of your own cannot be given"
     return UsageError(error.format_message(), code="bad_usage", hint=hint)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command_tree import commands
 from one_command import answered
 
 
@@ -23,7 +24,8 @@ def test_anything_else_is_explained_by_the_help(words: tuple[str, ...]) -> None:
 
 
 def test_rows_of_ones_own_are_no_option_of_evaluate() -> None:
-    assert "rows of your own cannot be given" in _error("evaluate", "run", "--data", "rows.jsonl")["hint"]
+    assert _error("evaluate", "run", "--data", "rows.jsonl")["hint"] == "skill-train evaluate --help"
+    assert "rows of your own cannot be given" in " ".join((commands()["evaluate"].help or "").split())
 
 
 NUMBERS = [

@@ -78,7 +78,10 @@ class EvaluateOptions:
     help="Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
 )
 def evaluate(options: EvaluateOptions, console: Console) -> Result:
-    """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals."""
+    """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.
+
+    The rows are those that RUN held out: rows of your own cannot be given.
+    """
     opened = open_run(options.run)
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
