@@ -3733,12 +3733,16 @@ def vote(record: Record, sign: str, columns: int) -> int:
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
         return 0
-    return 1 if set(counts) != {columns} else -(len(counts) > 1 and sign != ",")
+    return 1 if set(counts) != {columns} else -(len(counts) > (2 if sign == "," else 1))
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
     start, cells, lines, _ = several
-    if sum(vote(record, sign, len(cells)) for record in records) <= 0:
+    if sign == ",":
+        needed = sum(len(record[2]) > 1 for record in records) > 1
+    else:
+        needed = sum(vote(record, sign, len(cells)) for record in records) > 0
+    if not needed:
         raise unreadable(
             f"a quote in line {start} of {table} and one in line {start + len(lines) - 1} may make one row of several",
             "a table that shows whether its quotes hold line breaks",
@@ -3864,10 +3868,11 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row."""
+    """A line that is not a row, or several lines of a table between two quotes: nobody knows how many rows those are."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
+    lines: int = 1
 
 
 # The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
@@ -3970,19 +3975,21 @@ def table_rows(path: Path) -> Iterator[Line]:
         elif cells:
             expected = f"{len(names)} columns: {', '.join(names)}"
             wrong = unreadable(f"line {end} of {path} does not have as many columns as the header", expected, hint=MEND)
-            yield end, Broken("broken_json", wrong), None
+            yield end, Broken("broken_json", wrong, len(lines)), None
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
-    start, _, _, error = record
+    start, _, lines, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
         return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
     if error is not None:
         expected = "a table whose quotes are closed, and doubled inside of a cell"
-        wrong = unreadable(f"line {start} of {path}{what} is broken: {error}", expected, hint=MEND)
-        return start, Broken("broken_json", wrong), None
+        end = start + len(lines) - 1
+        where = f"line {start}" if end == start else f"line {start}, where a quote opens, to line {end}"
+        wrong = unreadable(f"{where} of {path}{what} is broken: {error}", expected, lines[0][:80].rstrip(), MEND)
+        return start, Broken("broken_json", wrong, len(lines)), None
     return None
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -449,6 +450,35 @@ def test_the_quotes_of_a_table_with_commas_are_its_own(tmp_path: Path) -> None:
         csv.writer(file).writerows([["prompt", "completion"], *rows])
     read = [[*row.values()] for _, row in iter_rows(str(tmp_path / "rows.csv"), split="train")]
     assert read == rows
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ("What is 9?,It is 9.", "line 3, where a quote opens, to line 10 of .* is broken: unexpected end of data"),
+        ('What is 9?,"It is 9."', "line 3, where a quote opens, to line 10 of .* is broken: ',' expected after '\"'"),
+        ('What is 9?,It is 9 feet by 9"', "a quote in line 3 of .* and one in line 10 may make one row of several"),
+    ],
+)
+def test_a_quote_that_nobody_closes_takes_no_rows_with_it(
+    tmp_path: Path, commands: Commands, last: str, words: str
+) -> None:
+    """Nine rows, of which the second has a quote too many: the other seven would be one row with it, or left out."""
+    path = tmp_path / "rows.csv"
+    lines = [f"What is {number}?,It is {number}." for number in range(1, 9)]
+    lines[1] = lines[1].replace("It", '"It')
+    path.write_text("\n".join(["prompt,completion", *lines, last]) + "\n")
+    with pytest.raises(Refused, match=words):
+        list(iter_rows(str(path), split="train"))
+    with pytest.raises(UsageError):
+        numbered(path.read_bytes(), path.name, whole=True)
+    done = commands.run(tmp_path, dict(os.environ), "data", path, "--fix", tmp_path / "out.jsonl", "--format", "json")
+    assert done.code == 2 and re.search(words, json.loads(done.stdout)["error"]["message"])
+    assert not (tmp_path / "out.jsonl").exists()
+    with path.open("a") as file:  # a text of two lines shows what the quotes are for
+        file.write('What is 10?,"It is\n10."\n')
+    if "may make" in words:
+        assert len(list(iter_rows(str(path), split="train"))) == 3
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])

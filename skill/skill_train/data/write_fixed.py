@@ -67,6 +67,7 @@ def write_fixed(
 
     Raises:
         UsageError: `out` exists, or no row is usable.
+        Refused: the quotes of a table are broken in several lines, which may be any number of rows.
     """
     check_out(out)
     repeats, left_out, rows = Repeats(), Counter[str](), 0
@@ -102,6 +103,8 @@ def _lines(
     """The rows to write, each with its place. The other rows are counted in `left_out`."""
     for place, (number, row, _) in enumerate(read_rows.read(recipe)):
         if isinstance(row, Broken):
+            if row.lines > 1:
+                raise row.refusal
             left_out[row.kind] += 1
             continue
         trouble = check(row)[2]

@@ -123,10 +123,12 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row. Training ends with the `refusal`."""
+    """A line that is not a row, or several lines of a table between two quotes: nobody knows how many rows those are.
+    Training ends with the `refusal`."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
+    lines: int = 1
 
 
 # The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
@@ -232,20 +234,22 @@ def table_rows(path: Path) -> Iterator[Line]:
         elif cells:
             expected = f"{len(names)} columns: {', '.join(names)}"
             wrong = unreadable(f"line {end} of {path} does not have as many columns as the header", expected, hint=MEND)
-            yield end, Broken("broken_json", wrong), None
+            yield end, Broken("broken_json", wrong, len(lines)), None
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
     """What is wrong with a row of a table; None if it can be read."""
-    start, _, _, error = record
+    start, _, lines, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
         return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
     if error is not None:
         expected = "a table whose quotes are closed, and doubled inside of a cell"
-        wrong = unreadable(f"line {start} of {path}{what} is broken: {error}", expected, hint=MEND)
-        return start, Broken("broken_json", wrong), None
+        end = start + len(lines) - 1
+        where = f"line {start}" if end == start else f"line {start}, where a quote opens, to line {end}"
+        wrong = unreadable(f"{where} of {path}{what} is broken: {error}", expected, lines[0][:80].rstrip(), MEND)
+        return start, Broken("broken_json", wrong, len(lines)), None
     return None
 
 

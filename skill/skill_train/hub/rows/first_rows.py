@@ -122,7 +122,7 @@ def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, R
     names, *rows = cells_by_line[SIGN_SAID.fullmatch(first) is not None :] or [(1, list[str]())]
     columns = names[1]
     several = next((record for record in records if vote(record, sign, len(columns)) < 0), None)
-    if several is not None and not first.startswith('"'):
+    if several is not None and not first.startswith('"') and (whole or sign != ","):
         with refusals():
             require_quotes(records, several, sign, name)
     repeated = next((column for column in columns if column and columns.count(column) > 1), None)

@@ -55,19 +55,24 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 def vote(record: Record, sign: str, columns: int) -> int:
     """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
-    that write commas between cells quote a text with a comma or a line break."""
+    that write commas between cells quote a text with a comma or a line break, so that two lines are then often one."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
         return 0
-    return 1 if set(counts) != {columns} else -(len(counts) > 1 and sign != ",")
+    return 1 if set(counts) != {columns} else -(len(counts) > (2 if sign == "," else 1))
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
     """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
-    without quotes, and readers make one row of all that stands between two."""
+    without quotes, and readers make one row of all that stands between two. Of a table with commas, one other row of
+    several lines is enough: then this one is not due to a quote that somebody forgot to close."""
     start, cells, lines, _ = several
-    if sum(vote(record, sign, len(cells)) for record in records) <= 0:
+    if sign == ",":
+        needed = sum(len(record[2]) > 1 for record in records) > 1
+    else:
+        needed = sum(vote(record, sign, len(cells)) for record in records) > 0
+    if not needed:
         raise unreadable(
             f"a quote in line {start} of {table} and one in line {start + len(lines) - 1} may make one row of several",
             "a table that shows whether its quotes hold line breaks",
