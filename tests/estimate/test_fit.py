@@ -67,7 +67,7 @@ def test_the_nearest_miss() -> None:
     choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, ShipLimits(min_speed=10))
     assert choice.candidate is None
     assert choice.because == (
-        "nothing fits a phone; the nearest is q4_k_m: it needs up to 3.30 GB of 3.00 GB that can be used; "
+        "nothing fits a phone and keeps the limits; the nearest is q4_k_m: it needs up to 3.30 GB of 3.00 GB that can be used; "
         "writes 8.0 to 16.0 tokens/s, and --min-speed is 10"
     )
 
@@ -123,6 +123,32 @@ def test_i_quants_are_tried_where_the_k_quants_leave_a_gap(room: float, tried: l
     if tried:  # one that is too slow is no candidate
         slow = [msgspec.structs.replace(file, speed=Range(1, 2, "")) for file in i_quants]
         assert i_quants_to_try(k_quants, slow, target, ShipLimits(min_speed=5))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("most", "tried"),
+    [
+        (1.9e9, ["iq4_xs", "iq3_m"]),  # both fit in any case
+        (1.7e9, ["iq4_xs", "iq3_m"]),  # the first if it comes out small
+        (1.55e9, ["iq3_m", "iq2_m"]),  # iq3_xxs may not fit either
+        (1.1e9, ["iq2_m"]),  # that alone, if it comes out small
+        (0.9e9, []),
+    ],
+)
+def test_an_i_quant_that_may_fit_is_tried(most: float, tried: list[str]) -> None:
+    """A file that turned out to fit `--max-size` was never made, and the answer was that nothing fits."""
+
+    def wide(quant: str, size: float) -> DeviceFile:
+        low, high = size - 0.1e9, size + 0.1e9
+        return msgspec.structs.replace(
+            _file(quant, 0, speed=20), bytes=Range(low, high, ""), memory=Range(low, high, "")
+        )
+
+    k_quants = [_file("q8_0", 3.4e9)]
+    i_quants = [wide("iq4_xs", 1.75e9), wide("iq3_m", 1.6e9), wide("iq3_xxs", 1.5e9), wide("iq2_m", 1.1e9)]
+    for room, limits in ((2.2e9, ShipLimits(max_bytes=most)), (most, ShipLimits())):
+        target = msgspec.structs.replace(ROOM, usable_bytes=(room, 4e9))
+        assert i_quants_to_try(k_quants, i_quants, target, limits)[0] == tried
 
 
 @pytest.mark.parametrize(("quant", "published"), [("q4_k_m", 2.49e9), ("q8_0", 4.13e9)])

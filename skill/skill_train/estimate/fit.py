@@ -132,7 +132,7 @@ def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipL
     problems = {candidate.quant: problems_of(candidate, target, limits) for candidate in candidates}
     fitting = [candidate for candidate in candidates if not problems[candidate.quant]]
     if not fitting:
-        return FileToShip(None, _nearest(problems, target), problems)
+        return FileToShip(None, _nearest(problems, target, limits), problems)
     measured = all(candidate.kl is not None for candidate in fitting)
     best = min(fitting, key=lambda c: (c.kl or 0.0, _high(c.bytes))) if measured else max(fitting, key=_bits)
     others = len(candidates) - len(fitting)
@@ -144,22 +144,41 @@ def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipL
 def i_quants_to_try(
     k_quants: Sequence[DeviceFile], i_quants: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits
 ) -> tuple[list[str], str]:
-    """The i-quants that may be the better file, and what is said of them: the largest that fit, of those that are
-    smaller than a k-quant that does not fit. Before there are files no divergence is known, so it is no limit."""
+    """The i-quants that may be the better file, and what is said of them, of those that are smaller than a k-quant that
+    does not fit: the two largest that fit, or else the largest that fits if it comes out as small as it may and the
+    next that fits in any case. Before there are files no divergence is known, so it is no limit."""
     measurable = replace(limits, max_kl=None)
 
     def fits(file: DeviceFile) -> bool:
         return not problems_of(file, target, measurable)
 
+    def may_fit(file: DeviceFile) -> bool:
+        return fits(_at_best(file))
+
     best = max((_bits(file) for file in k_quants if fits(file)), default=0.0)
     if best >= BITS[ENOUGH]:
         return [], f"not tried, because {ENOUGH} or a larger type fits"
     below = min(bits for bits in map(_bits, k_quants) if bits > best)
-    tried = [file.quant for file in i_quants if _bits(file) < below and fits(file)][:_MOST_TRIED]
+    perhaps = [file for file in i_quants if _bits(file) < below and may_fit(file)]
+    sure = [file for file in perhaps[1:] if fits(file)]
+    tried = [file.quant for file in (perhaps[:1] + (sure or perhaps[1:]))[:_MOST_TRIED]]
     untried = ", ".join(file.quant for file in i_quants if file.quant not in tried)
     if not tried:
         return [], "not tried, because none of them fits"
     return tried, f"{' and '.join(tried)} too, because {ENOUGH} does not fit; {untried} were not tried"
+
+
+def _at_best(file: DeviceFile) -> DeviceFile:
+    """The file as small as it may come out."""
+    size, memory = file.bytes, file.memory
+    if size is None or memory is None:
+        return file
+    spared = size.high - size.low
+    return replace(
+        file,
+        bytes=Range(size.low, size.low, size.basis),
+        memory=Range(min(memory.low, memory.high - spared), memory.high - spared, memory.basis),
+    )
 
 
 def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits) -> list[Problem]:
@@ -201,7 +220,7 @@ def _too_slow(speed: Range | None, least: float) -> list[Problem]:
     return [Problem(says, least / speed.low)]
 
 
-def _nearest(problems: dict[str, list[Problem]], target: TargetDevice) -> str:
+def _nearest(problems: dict[str, list[Problem]], target: TargetDevice, limits: ShipLimits) -> str:
     """The file that misses by least, with what it misses."""
 
     def miss(quant: str) -> float:
@@ -209,7 +228,8 @@ def _nearest(problems: dict[str, list[Problem]], target: TargetDevice) -> str:
 
     nearest = min(problems, key=miss)
     reasons = "; ".join(problem.text for problem in problems[nearest])
-    return f"nothing fits {target.name}; the nearest is {nearest}: it {reasons}"
+    kept = "" if limits == ShipLimits() else " and keeps the limits"
+    return f"nothing fits {target.name}{kept}; the nearest is {nearest}: it {reasons}"
 
 
 def _high(size: Range | None) -> float:
