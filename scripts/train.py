@@ -1403,6 +1403,8 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
 
 def text_of(value: Any, name: str) -> str:
     require_text(value, name, answer=name in ANSWERS)
+    if isinstance(value, (int, float)):
+        raise bad_row(f"{name} is {value!r} and not text", f"text in {name}, such as {str(value)!r}", repr(value))
     if not isinstance(value, str) or not value.strip():
         raise bad_row(f"{name} is empty or not text", f"text in {name}", repr(value))
     return value
@@ -1493,7 +1495,8 @@ def checked_message(message: Any) -> Any:
         content = "".join(part.get("text", "") for part in content)
     text = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
     if not isinstance(content, str) or not (text or any(map(message.get, CALLS)) or message["role"] in TOOLS):
-        raise bad_row(f"the {message['role']} message has no text", got=repr(message))
+        found = f"has {content!r} and not text" if isinstance(content, (int, float)) else "has no text"
+        raise bad_row(f"the {message['role']} message {found}", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
         raise bad_row(half, "text in Unicode", repr(message))
@@ -3868,7 +3871,7 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row, or several lines of a table between two quotes: nobody knows how many rows those are."""
+    """A line that is not a row, or `lines` of a table between two quotes, which may be any number of rows."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused

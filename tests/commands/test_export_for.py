@@ -60,7 +60,10 @@ def test_the_nearest_miss(run: Path) -> None:
     code, answer = answered("export-gguf", run, *QUANTS, "--for", "Raspberry Pi 5", "--max-kl", "1e-9")
     on = answer["data"]["for"]
     assert (code, answer["error"]["code"], on["recommended"], answer["next"]) == (3, "no_memory", None, [])
-    assert "nothing fits Raspberry Pi 5 and keeps the limits; the nearest is q8_0: it diverges by" in answer["error"]["message"]
+    assert (
+        "nothing fits Raspberry Pi 5 and keeps the limits; the nearest is q8_0: it diverges by"
+        in answer["error"]["message"]
+    )
     assert (run / "gguf" / "Modelfile").read_bytes() == before and len(answer["data"]["files"]) >= 2
 
 

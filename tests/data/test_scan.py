@@ -223,6 +223,24 @@ def test_an_unknown_speaker_is_named(tmp_path: Path) -> None:
     assert "narrator" in error.got
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "How many legs?", "completion": 4}, "completion is 4 and not text"),
+        ({"prompt": 0, "completion": "b"}, "prompt is 0 and not text"),
+        (
+            {"messages": [{"role": "user", "content": "Legs?"}, {"role": "assistant", "content": 2.5}]},
+            "the assistant message has 2.5 and not text",
+        ),
+        ({"prompt": "How many legs?", "completion": None}, "completion is empty or not text"),
+    ],
+)
+def test_a_number_in_place_of_a_text_is_named(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    """A number is easily taken for its text where the row is looked at."""
+    error = _refused(write_data(tmp_path, [row]))
+    assert error.code == "bad_row" and says in error.message
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_is_refused(tmp_path: Path, name: str, content: str) -> None:

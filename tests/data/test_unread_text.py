@@ -98,6 +98,7 @@ def test_other_marks_are_not(name: str, values: list[Any]) -> None:
 def test_the_label_of_a_text_is_told(name: str, values: list[Any]) -> None:
     rows = [{"text": f"Parcel {n} came late.", name: values[n % 2], "lang": "en"} for n in range(20)]
     assert unread_text(rows, {"text": "text"}) == [name]
+    assert f"columns: {{prompt: text, completion: {name}}}" in unread_text_warning([name], {"text": "text"})
     assert unread_text([row | {name: values[0]} for row in rows], {"text": "text"}) == []
 
 

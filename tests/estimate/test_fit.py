@@ -67,8 +67,8 @@ def test_the_nearest_miss() -> None:
     choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, ShipLimits(min_speed=10))
     assert choice.candidate is None
     assert choice.because == (
-        "nothing fits a phone and keeps the limits; the nearest is q4_k_m: it needs up to 3.30 GB of 3.00 GB that can be used; "
-        "writes 8.0 to 16.0 tokens/s, and --min-speed is 10"
+        "nothing fits a phone and keeps the limits; the nearest is q4_k_m: it needs up to 3.30 GB of 3.00 GB that can "
+        "be used; writes 8.0 to 16.0 tokens/s, and --min-speed is 10"
     )
 
 

@@ -73,7 +73,12 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 def unread_text_warning(names: list[str], columns: dict[str, str], *, named: bool = False) -> str:
     marking = [name for name in names if name in ROW_MARKS]
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
-    so = f"add system: {names[0]} to the columns of the recipe, or write it into the texts" if named else so
+    if set(columns) == {"text"} and (label := next((name for name in names if name.lower() in _LABELS), None)):
+        answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}"
+        marking = []
+        so = f"make it the answer by two lines of a recipe, format: prompt_completion and {answer}"
+    if named:
+        so = f"add system: {names[0]} to the columns of the recipe, or write it into the texts"
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, {so}"

@@ -123,8 +123,8 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row, or several lines of a table between two quotes: nobody knows how many rows those are.
-    Training ends with the `refusal`."""
+    """A line that is not a row, or `lines` of a table between two quotes, which may be any number of rows. Training
+    ends with the `refusal`."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
