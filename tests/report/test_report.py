@@ -284,6 +284,11 @@ def test_two_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     assert "other and demo: not the same run: the recipe differs" in page.text
     assert "recipe.learning_rate: 0.001 → 0.0005" in page.text
     assert "the losses of 100 steps are equal, so the curves coincide" in page.text
+    assert "other held-out rows" not in page.text
+    inputs = json.loads((other / "evaluate.json").read_text(encoding="utf-8"))["inputs"]
+    edit(other, "evaluate", inputs=inputs | {"rows": "0" * 64})
+    (other / "metrics.jsonl").unlink()  # curves take time to draw
+    assert "the recipe differs; evaluated on other held-out rows" in make(run, other).text
 
 
 def test_the_same_run_twice_is_said_and_both_curves_are_seen(tmp_path: Path) -> None:

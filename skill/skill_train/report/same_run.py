@@ -16,19 +16,21 @@ _HEADLINES = {
     "incomplete": "the same as far as both runs have records",
     "different": "not the same run: the recipe differs",
 }
+_OTHER_ROWS = "evaluated on other held-out rows, so the figures of one do not compare with those of the other"
 
 
-def same(a: str, b: str, comparison: Comparison) -> SameView:
+def same(names: tuple[str, str], comparison: Comparison, measured: tuple[str | None, str | None]) -> SameView:
     """What the page says of two runs.
 
     Args:
-        a, b: names of the runs.
+        measured: the digest of the held-out rows that each was evaluated on; None for a run without an evaluation.
     """
+    has_other_rows = None not in measured and measured[0] != measured[1]
     return {
-        "a": a,
-        "b": b,
+        "a": names[0],
+        "b": names[1],
         "verdict": comparison.verdict,
-        "headline": _HEADLINES[comparison.verdict],
+        "headline": _HEADLINES[comparison.verdict] + ("; " + _OTHER_ROWS if has_other_rows else ""),
         "recipe_facts": len(comparison.recipe),
         "placement_facts": len(comparison.placement),
         "losses": comparison.losses,

@@ -100,7 +100,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
         shared: SharedView = {
             "overview": [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)],
             "differences": differences(read),
-            "same": _same_run_views(runs, [run.name for run in read]),
+            "same": _same_run_views(runs, read),
             "curves": _curves(read),
             "comparison": _comparison(views),
         }
@@ -217,13 +217,14 @@ def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
     return documents | {"plan": plan_record.read(run.plan).as_dict()}
 
 
-def _same_run_views(runs: list[RunDir], names: list[str]) -> list[SameView]:
+def _same_run_views(runs: list[RunDir], reported: list[ReportedRun]) -> list[SameView]:
     """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
     this machine."""
     read = [compare_runs.read_run(run) for run in runs]
+    measured = [None if run.evaluation is None else run.evaluation.inputs.rows for run in reported]
     views = [
-        same(names[0], name, compare_runs.compare(read[0], other))
-        for name, other in zip(names[1:], read[1:], strict=True)
+        same((reported[0].name, run.name), compare_runs.compare(read[0], other), (measured[0], rows))
+        for run, other, rows in zip(reported[1:], read[1:], measured[1:], strict=True)
     ]
     places = [place for run, other in zip(runs, read, strict=True) for place in _places(run, other.plan.recipe)]
     placeless_views: list[SameView] = placeless(views, places)
