@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 
 import gguf_bytes
 from skill_train.commands._export import Export, MatrixOrder
-from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
+from skill_train.commands._export_answer import ExportedFiles, result_of
 from skill_train.commands._shipping import _sizes
-from skill_train.core.errors import UsageError
 from skill_train.run.folder import RunDir
 
 _IQ3_S = 21  # GGML_TYPE_IQ3_S: 110 bytes for 256 weights
@@ -73,14 +71,6 @@ def test_a_person_reads_which_file_is_used(tmp_path: Path) -> None:
     done = _exported(tmp_path / "run", ["q4_k_m"], "q8_0")
     result_of(done, {"ollama": "ollama create"}, None, None).human(shown)
     assert "Modelfile, chat and serve use run-q8_0.gguf: it was chosen" in shown.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_hint_names_the_run_that_was_typed() -> None:
-    with pytest.raises(UsageError) as caught, hints_with(RunDir(Path("runs/my run"))):
-        raise UsageError("no", code="bad_usage", hint="skill-train export-gguf RUN --quant auto --bits 4.5")
-    assert caught.value.hint == "skill-train export-gguf 'runs/my run' --quant auto --bits 4.5"
-    with contextlib.suppress(ValueError), hints_with(RunDir(Path("run"))):
-        raise ValueError("of another kind")
 
 
 def test_the_share_of_a_mix_that_is_looked_up_in_tables(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 import planning
+import shared_runs
+from one_command import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "skill" / "skill_train"
@@ -171,3 +174,16 @@ def test_a_folder_of_any_name_is_one_word_of_what_is_told(tmp_path: Path, words:
     assert told, answer
     for line in told:
         assert line.count("$HOME") == sum(word.count(NAME) for word in shlex.split(line)), line
+
+
+def test_a_hint_names_the_run_that_was_given(tmp_path: Path) -> None:
+    """The steps below a command do not know how the user called the run, and write RUN."""
+    run = tmp_path / NAME
+    shutil.copytree(shared_runs.chain().run, run)
+    code, answer = answered("evaluate", str(run), "--gguf", "none.gguf")
+    assert (code, answer["error"]["code"]) == (2, "missing_file")
+    assert answer["next"] == [answer["error"]["hint"]] == [f"skill-train export-gguf {shlex.quote(str(run))}"]
+    code, answer = answered("export-gguf", str(run), "--quant", "q2_k_xl")
+    assert code == 2 and answer["error"]["hint"].startswith(f"skill-train export-gguf {shlex.quote(str(run))} --quant ")
+    code, answer = answered("chat", str(tmp_path / "none.gguf"), "--prompt", "a")
+    assert (code, answer["error"]["hint"]) == (2, "skill-train export-gguf RUN")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded, UsageError, in_hints, quoted
+from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.gguf.export_files import model_of, outtype
-from skill_train.run.folder import RunDir
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,3 @@ def _no_file_of(kind: str, there: list[str]) -> UsageError:
         got=kind,
         hint=f"name the type in --quant too: --quant {quoted(kind)}",
     )
-
-
-def hints_with(run: RunDir) -> AbstractContextManager[None]:
-    """Puts the run into hints. The steps do not know how the user named it, and write RUN."""
-    return in_hints("export-gguf RUN", f"export-gguf {quoted(run.path)}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from skill_train.core.console import Console, Format, Result
-from skill_train.core.errors import EXIT_CODES, nearest
+from skill_train.core.errors import EXIT_CODES, SkillTrainError, nearest, quoted
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -48,8 +50,12 @@ def command(
             from skill_train.core.files import left_alone  # which the help page need not load
 
             console = Console(cast(Format, format_), name)
+            options = options_class(**parameters)
             try:
-                result = function(options_class(**parameters), console)
+                result = function(options, console)
+            except SkillTrainError as error:
+                error.hint = _with_run(error.hint, options)
+                raise
             finally:
                 for part in left_alone():
                     console.warn("part_left_alone", _UNCLEAR.format(part))
@@ -67,3 +73,12 @@ def command(
         return click.command(name.split()[-1], epilog=_EXIT_CODES_HELP)(with_format)
 
     return wrap
+
+
+def _with_run(hint: str, options: object) -> str:
+    """The hint with the run that the command was given. The packages below do not know how the user named it, and write
+    RUN."""
+    run = getattr(options, "run", getattr(options, "model", None))
+    if not isinstance(run, Path) or not (run / "plan.json").is_file():
+        return hint
+    return re.sub(r"\bRUN\b", lambda _: quoted(run), hint)

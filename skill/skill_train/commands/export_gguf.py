@@ -25,7 +25,6 @@ from skill_train.commands._export import (
 )
 from skill_train.commands._export_answer import (
     ExportedFiles,
-    hints_with,
     modelfile_of,
     require_file_for_modelfile,
     result_of,
@@ -129,12 +128,11 @@ def export_gguf(options: ExportOptions, console: Console) -> Result:
         return _export_folder(options, options.run, console, tools)
     require_only_run("export-gguf", {"--out": options.out})
     opened = open_run(options.run)
-    with hints_with(opened):
-        if not options.lora:
-            return export_run(console, opened, options, tools)
-        _refuse_file_options(options)
-        with locked(opened, "export-gguf"):
-            return export_adapter(console, opened, tools)
+    if not options.lora:
+        return export_run(console, opened, options, tools)
+    _refuse_file_options(options)
+    with locked(opened, "export-gguf"):
+        return export_adapter(console, opened, tools)
 
 
 def _refuse_file_options(options: ExportOptions) -> None:
