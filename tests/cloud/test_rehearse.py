@@ -59,7 +59,7 @@ def test_a_job_with_pictures_is_run_here(hub: Hub, tmp_path: Path) -> None:
     hub.add("model", "me/seeing", {path.name: path.read_bytes() for path in base.iterdir()})
     write_rows(tmp_path / "seen")
     done = _rehearse(hub, tmp_path, "--model", "me/seeing", "--data", "seen/rows.jsonl", "--max-length", "256")
-    assert done.data["verdict"] == "pass" and done.data["steps"] == 2
+    assert done.data["verdict"] in ("pass", "warn") and done.data["steps"] == 2
     assert [*(tmp_path / "tmp").glob("skill-train-*")] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from eval_boxes import EVALS, prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]  # a kill of the group ends no program that starts warm
 
 pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")

@@ -274,7 +274,7 @@ class Jobs:
         command = fast(command)
         if self.warm_python and command[0] == _PYTHON:
             command[0] = str(self.warm_python)
-            own = {name: text for name, text in os.environ.items() if not name.startswith("HF_")} | own
+            own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "XDG_"))} | own
             own["PATH"] = os.environ["PATH"]
         job.commands.append(command)
         options: dict[str, Any] = {"cwd": home, "env": own | env, "start_new_session": True}
