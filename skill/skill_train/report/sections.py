@@ -78,9 +78,10 @@ def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     made = run.exported() | run.projectors()
     here = not made or len(run.gone) < len(made)
     because += [f"{file} was exported and is gone" for file in run.gone if here]
-    because += [] if here else ["None of the files is here: this is what the records say of them."]
+    because += [] if here else ["None of the files is here."]
     judged = len(proof.inputs.ggufs)
     of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
+    of += "" if here else ", by the records alone"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
     lost = here and run.gone
     word = "warn" if lost and proof.verdict == "pass" else proof.verdict
