@@ -17,6 +17,7 @@ import pytest
 from command_child import Commands
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.data import read_rows
+from skill_train.data.scan import scan
 from skill_train.hub.rows.first_rows import numbered
 from skill_train.program.events import Refused
 from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows
@@ -475,6 +476,10 @@ def test_a_quote_that_nobody_closes_takes_no_rows_with_it(
     done = commands.run(tmp_path, dict(os.environ), "data", path, "--fix", tmp_path / "out.jsonl", "--format", "json")
     assert done.code == 2 and re.search(words, json.loads(done.stdout)["error"]["message"])
     assert not (tmp_path / "out.jsonl").exists()
+    looked_at = json.loads(commands.run(tmp_path, dict(os.environ), "data", path, "--format", "json").stdout)
+    with pytest.raises(UsageError) as planned:
+        scan(_recipe(path))
+    assert looked_at["next"] == [] and "skill-train" not in looked_at["error"]["hint"] + planned.value.hint
     with path.open("a") as file:  # a text of two lines shows what the quotes are for
         file.write('What is 10?,"It is\n10."\n')
     if "may make" in words:

@@ -335,7 +335,9 @@ def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None
 
 
 def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
-    """The command that leaves out the rejected rows, unless no row would remain."""
+    """The command that leaves out the rejected rows, unless no row would remain or nobody can count them."""
+    if (line := inspection.survey.open_quote) is not None:
+        return f"correct the quotes at line {line}: --fix leaves out no lines that may be several rows"
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return token_stats.way_to_answers(lengths, inspection.recipe.max_length, counted.context)

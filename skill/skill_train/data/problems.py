@@ -58,6 +58,7 @@ class Survey(msgspec.Struct):
     longest_row: the ordinal, among the usable rows, of the one with most text.
     detected: how rows with pictures are read, with the column of pictures that a row has first.
     told: of rows of text with tools or a mark; None for another method than sft.
+    open_quote: the line of a table at which `--fix` cannot count the rows.
     """
 
     rows: int = 0
@@ -71,6 +72,7 @@ class Survey(msgspec.Struct):
     longest_turns: int = 0
     detected: DetectedFormat | None = None
     told: ToldRows | None = None
+    open_quote: int | None = None
 
     @property
     def refused(self) -> int:
@@ -104,6 +106,8 @@ def survey(
         if type(row) is not dict:
             assert isinstance(row, Broken)
             result.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
+            if row.lines > 1 and result.open_quote is None:
+                result.open_quote = line
             continue
         shape = (*row, *map(type, row.values()))
         if shape not in shapes and (len(shapes) < _SHAPES or _has_new(result.columns, row)):
