@@ -3982,11 +3982,13 @@ def table_rows(path: Path) -> Iterator[Line]:
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
+    """What is wrong with a row of a table; None if it can be read."""
     start, _, lines, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
-        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
+        wrong = not_utf8(f"line {start} of {path}{what}", raw)
+        return start, Broken("not_utf8", wrong, 1 if error is None else len(lines)), None
     if error is not None:
         expected = "a table whose quotes are closed, and doubled inside of a cell"
         end = start + len(lines) - 1

@@ -480,6 +480,11 @@ def test_a_quote_that_nobody_closes_takes_no_rows_with_it(
     with pytest.raises(UsageError) as planned:
         scan(_recipe(path))
     assert looked_at["next"] == [] and "skill-train" not in looked_at["error"]["hint"] + planned.value.hint
+    if "is broken" in words:
+        path.write_bytes(path.read_bytes().replace(b"is 5.", b"is f\xfcnf."))
+        done = commands.run(tmp_path, dict(os.environ), "data", path, "--fix", tmp_path / "out.jsonl")
+        assert done.code == 2 and "is not UTF-8" in done.stderr + done.stdout
+        path.write_bytes(path.read_bytes().replace(b"is f\xfcnf.", b"is 5."))
     with path.open("a") as file:  # a text of two lines shows what the quotes are for
         file.write('What is 10?,"It is\n10."\n')
     if "may make" in words:

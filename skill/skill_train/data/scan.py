@@ -105,7 +105,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             keeps_rows = errors.rewriting_command(path) if row.kind == "not_utf8" else None
             whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
             no_row = reading is None and _is_empty(whole)
-            if row.lines == 1:
+            if keeps_rows or row.lines == 1:
                 row.refusal.error["hint"] = keeps_rows or (errors.NO_ROW if no_row else errors.leave_out(recipe))
             raise row.refusal
         if reading is None:

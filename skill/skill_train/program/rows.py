@@ -243,7 +243,8 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
     if wrong_bytes:
         start, raw = wrong_bytes[0]
         wrong_bytes.clear()
-        return start, Broken("not_utf8", not_utf8(f"line {start} of {path}{what}", raw)), None
+        wrong = not_utf8(f"line {start} of {path}{what}", raw)
+        return start, Broken("not_utf8", wrong, 1 if error is None else len(lines)), None
     if error is not None:
         expected = "a table whose quotes are closed, and doubled inside of a cell"
         end = start + len(lines) - 1
