@@ -21,7 +21,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import ALL_ALIKE, NO_ROW, rewriting_command, wrong_columns
+from skill_train.data.errors import ALL_ALIKE, NO_ROW, open_quote, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -271,8 +271,7 @@ def _warn(console: Console, inspection: Inspection) -> None:
             f"{personal.rows} {seem} to contain {PERSONAL} ({line} {lines}), which a tuned model can repeat. Remove "
             f"{them}, or set sensitive: true in a recipe, and nothing leaves this machine",
         )
-    repeated = inspection.survey.problems.get("duplicate")
-    if repeated is not None and repeated.rows:
+    if (repeated := inspection.survey.problems.get("duplicate")) is not None and repeated.rows:
         console.warn(
             "duplicates",
             "1 row repeats an earlier row; it is trained again, and --fix drops it"
@@ -316,7 +315,6 @@ def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None
     """The error with which training would end; None if it would not."""
     if inspection.verdict.verdict == "impossible" and (inspection.row or not inspection.survey.refused):
         return _impossible(inspection)
-
     counts = inspection.survey.problems | {name: count for name, count in counted.problems.items() if count is not None}
     refused = {name: count for name, count in counts.items() if count.refused}
     if not refused:
@@ -336,8 +334,6 @@ def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None
 
 def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
     """The command that leaves out the rejected rows, unless no row would remain or nobody can count them."""
-    if (line := inspection.survey.open_quote) is not None:
-        return f"correct the quotes at line {line}: --fix leaves out no lines that may be several rows"
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return token_stats.way_to_answers(lengths, inspection.recipe.max_length, counted.context)
@@ -345,6 +341,8 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
         return command
     if inspection.check is None:
         return otherwise if inspection.row else NO_ROW
+    if (line := inspection.survey.open_quote) is not None:
+        return open_quote(line)
     return _fix_command(inspection) if inspection.survey.usable > counted.refused else ALL_ALIKE
 
 

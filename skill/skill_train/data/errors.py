@@ -36,6 +36,10 @@ ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or
 NO_ROW = f"mend the header of a table, or {ROWS_IN_LINES}; one JSON document is a .json file"
 
 
+def open_quote(line: int) -> str:
+    return f"correct the quotes at line {line}: --fix leaves out no lines that may be several rows"
+
+
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
     hint = f"name them {MAPPING}"
     if is_message(names):

@@ -105,8 +105,8 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             keeps_rows = errors.rewriting_command(path) if row.kind == "not_utf8" else None
             whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
             no_row = reading is None and _is_empty(whole)
-            if keeps_rows or row.lines == 1:
-                row.refusal.error["hint"] = keeps_rows or (errors.NO_ROW if no_row else errors.leave_out(recipe))
+            otherwise = errors.leave_out(recipe) if row.lines == 1 else errors.open_quote(line)
+            row.refusal.error["hint"] = keeps_rows or (errors.NO_ROW if no_row else otherwise)
             raise row.refusal
         if reading is None:
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
