@@ -133,9 +133,9 @@ def _judged(call: Callable[[], Any], *, first: bool = False) -> str:
         except Refused as refusal:
             code = _explained(from_exit_code(refusal.exit_code, refusal.error))
         except OSError as error:
-            code = _explained(cli._system_error(error))
+            code = _explained(cli.system_error(error))
         except RuntimeError as error:
-            if (loop := cli._symlink_loop(error)) is None:
+            if (loop := cli._odd_path(error)) is None:
                 raise
             code = _explained(loop)
     grown = _peak() - before
