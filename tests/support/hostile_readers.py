@@ -613,7 +613,7 @@ def _of_caches() -> list[Reader]:
 
 def _checked_modelfile(folder: Path) -> None:
     model_files.require_sound(folder)
-    ollama_modelfile._read(folder / "config.json")
+    ollama_modelfile.read_json(folder / "config.json")
 
 
 GROUPS: dict[str, Callable[[], list[Reader]]] = {
