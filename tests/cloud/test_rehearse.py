@@ -58,8 +58,11 @@ def test_a_job_with_pictures_is_run_here(hub: Hub, tmp_path: Path) -> None:
     base = tiny_vision.cached("gemma3")
     hub.add("model", "me/seeing", {path.name: path.read_bytes() for path in base.iterdir()})
     write_rows(tmp_path / "seen")
-    done = _rehearse(hub, tmp_path, "--model", "me/seeing", "--data", "seen/rows.jsonl", "--max-length", "256")
-    assert done.data["verdict"] in ("pass", "warn") and done.data["steps"] == 2
+    (tmp_path / "recipe.yaml").write_text(
+        "model: me/seeing\ndata: seen/rows.jsonl\nmax_length: 256\nlearning_rate: 0.01\nwarmup_steps: 0\n"
+    )
+    done = _rehearse(hub, tmp_path, "recipe.yaml")
+    assert done.data["verdict"] == "pass" and done.data["steps"] == 2
     assert [*(tmp_path / "tmp").glob("skill-train-*")] == []
 
 
