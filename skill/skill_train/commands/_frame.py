@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from skill_train.core.console import Console, Format, Result
-from skill_train.core.errors import EXIT_CODES, SkillTrainError, nearest, quoted
+from skill_train.core.errors import EXIT_CODES, in_hints, nearest, quoted
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -52,10 +52,8 @@ def command(
             console = Console(cast(Format, format_), name)
             options = options_class(**parameters)
             try:
-                result = function(options, console)
-            except SkillTrainError as error:
-                error.hint = _with_run(error.hint, options)
-                raise
+                with _run_in_hints(options):
+                    result = function(options, console)
             finally:
                 for part in left_alone():
                     console.warn("part_left_alone", _UNCLEAR.format(part))
@@ -75,10 +73,9 @@ def command(
     return wrap
 
 
-def _with_run(hint: str, options: object) -> str:
-    """The hint with the run that the command was given. The packages below do not know how the user named it, and write
-    RUN."""
+def _run_in_hints(options: object) -> AbstractContextManager[None]:
+    """Puts the run that the command was given into hints. The packages below do not know how the user named it, and
+    write RUN."""
     run = getattr(options, "run", getattr(options, "model", None))
-    if not isinstance(run, Path) or not (run / "plan.json").is_file():
-        return hint
-    return re.sub(r"\bRUN\b", lambda _: quoted(run), hint)
+    is_run = isinstance(run, Path) and (run / "plan.json").is_file()
+    return in_hints(" RUN", f" {quoted(run)}") if is_run else nullcontext()
