@@ -39,7 +39,8 @@ from skill_train.verify.pictures.same_pixels import Distances, PairTypes, _judge
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.template_branches import text_difference
 from skill_train.verify.thresholds import limits, model_limits
-from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors, weights_of
+from skill_train.verify.weights.rows import Rows, row_errors
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, weights_of
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64, "head": 4}
@@ -622,8 +623,9 @@ def test_the_error_of_a_row_is_its_length_over_that_of_the_row() -> None:
     """A 3-4-5 triangle off a row of length 10; a row of zeros; what is lost; what is too large for a square."""
     expected = np.array([[6, 8], [0, 0], [1, 0], [3e38, 3e38]], dtype=np.float32)
     got = np.array([[9, 12], [0, 0], [0, 0], [3e38, -3e38]], dtype=np.float32)
-    assert row_errors(got, expected)[:3].tolist() == [0.5, 0.0, 1.0]
-    assert not row_errors(got, expected)[3] <= 0.01
+    rows = Rows(expected)
+    assert row_errors(rows.off(got), rows)[:3].tolist() == [0.5, 0.0, 1.0]
+    assert not row_errors(rows.off(got), rows)[3] <= 0.01
 
 
 def test_parts_of_a_config_that_are_null_are_none(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from gguf_edit import finish
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.weights.arrangements import as_in_model
-from skill_train.verify.weights.change import ChangeSums
-from skill_train.verify.weights.check import _FileComparison
+from skill_train.verify.weights.check import _FileComparison, compare_place
 from skill_train.verify.weights.places import Place, Places
-from skill_train.verify.weights.rounding import errors
-from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_bound, wrong_length
+from skill_train.verify.weights.rows import ChangeSums, Rows, errors, row_bound, wrong_length
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own
 
 EMBEDDING = np.arange(1, 257, dtype=np.float32).reshape(8, 32)
 FULL = "token_embd.weight"
@@ -42,7 +41,7 @@ def judged(gguf: GgufFile, *weights: tuple[str, np.ndarray], unplaced: tuple[str
     placed = [Place(tensor, f"{tensor} of the model", 0, as_in_model) for tensor, _ in weights]
     comparison = _FileComparison(gguf, Places(placed, {}, list(unplaced)), tuned=False)
     for place, (_, weight) in zip(placed, weights, strict=True):
-        comparison.compare_arranged(place, torch.from_numpy(weight.copy()))
+        compare_place(place, [comparison], torch.from_numpy(weight.copy()))
     return comparison.checks()
 
 
@@ -70,6 +69,25 @@ def test_only_a_vocabulary_may_be_filled_up(tmp_path: Path) -> None:
     assert check.figures["looked_at"] == 2
 
 
+def test_files_that_are_compared_at_once_are_judged_as_each_alone(tmp_path: Path) -> None:
+    """They share what follows from the weight, which one of them has in rows of another width, and one in fewer."""
+    shorter = EMBEDDING[:6], EMBEDDING[:4].reshape(8, 16)
+    tensors = [EMBEDDING, EMBEDDING[::-1], EMBEDDING.reshape(16, 16), *shorter, EMBEDDING * np.float32(1.001)]
+    for number in range(len(tensors)):
+        (tmp_path / str(number)).mkdir()
+    files = [file(tmp_path / str(number), {FULL: tensor.copy()}) for number, tensor in enumerate(tensors)]
+    place, weight = Place(FULL, "embed", 0, as_in_model), torch.from_numpy(EMBEDDING.copy())
+
+    def checks_of(*ggufs: GgufFile) -> list[Any]:
+        comparisons = [_FileComparison(gguf, Places([place], {}, []), tuned=False) for gguf in ggufs]
+        compare_place(place, comparisons, weight)
+        return [comparison.checks() for comparison in comparisons]
+
+    together = checks_of(*files)
+    assert together == [checks_of(gguf)[0] for gguf in files]
+    assert [found[0].verdict for found in together] == ["pass", "fail", "pass", "pass", "pass", "fail"]
+
+
 def test_a_weight_of_the_model_without_a_place_is_no_pass(tmp_path: Path) -> None:
     found = judged(file(tmp_path, {FULL: EMBEDDING}), (FULL, EMBEDDING), unplaced=("model.new.weight",))
     assert [one.verdict for one in found if isinstance(one, Check)] == ["warn"]
@@ -93,7 +111,7 @@ def test_a_tensor_that_the_file_lacks(
     embedding = torch.from_numpy(EMBEDDING.copy())
     place = Place(FULL, "embed", 0, as_in_model)
     comparison = _FileComparison(file(tmp_path, {FULL: EMBEDDING}), Places([place], {source: tensor}, []), False)
-    comparison.compare_arranged(place, embedding)
+    compare_place(place, [comparison], embedding)
     lacking = embedding if weight is None else torch.from_numpy(weight.copy())
     makers: dict[str, Any] = {"embed": lambda: embedding, source: lambda: lacking}
     comparison.absent(source, tensor, makers)
@@ -110,13 +128,13 @@ def test_weights_of_one_number_are_compared_with_the_metadata(tmp_path: Path) ->
         makers = {name: partial(torch.tensor, value) for name, value in values.items()}
         place = Place(FULL, "embed", 0, as_in_model)
         comparison = _FileComparison(gguf, Places([place], {}, names[:2]), tuned=False)
-        comparison.compare_arranged(place, torch.from_numpy(EMBEDDING.copy()))
+        compare_place(place, [comparison], torch.from_numpy(EMBEDDING.copy()))
         comparison.compare_metadata(makers)
         (check,) = comparison.checks()
         assert isinstance(check, Check) and check.verdict == verdict, check
     comparison = _FileComparison(gguf, Places([place], {}, names[2:]), tuned=False)  # the file has two numbers
     comparison.compare_metadata(makers)
-    assert comparison.places.unplaced == names[2:]
+    assert comparison.unplaced == names[2:]
 
 
 def test_a_tensor_that_the_converter_computes(tmp_path: Path) -> None:
@@ -151,11 +169,12 @@ def test_a_weight_may_be_off_by_its_rounding(
 ) -> None:
     expected = np.ones((2, 64), np.float32)
     expected[0, 5] = weight
+    rows = Rows(expected)
     for times, wrong in ((0.8, False), (1.3, True)):
         for side in (-1, 1):
             stored = expected.copy()
             stored[0, 5] += side * times * most
-            assert errors(kind, stored, expected, tuned=tuned, computed=computed)[1].tolist() == [wrong, False]
+            assert errors(kind, rows.off(stored), rows, tuned=tuned, computed=computed)[1].tolist() == [wrong, False]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +211,8 @@ def test_the_share_of_a_change(kind: str, size: float, share: float, count: int,
     base = np.ones((1, count), np.float32) if size < 1 else np.zeros((1, count), np.float32)
     sums = ChangeSums()
     for half in (base[:, : count // 2], base[:, count // 2 :]):
-        sums.add(half + np.float32(share * size), half + np.float32(size), half)
+        rows = Rows(half + np.float32(size), half)
+        sums.add(rows.off(half + np.float32(share * size)), rows)
     assert sums.wrong_share(kind) == (pytest.approx(share, abs=1e-3) if found else None)
 
 
@@ -216,23 +236,25 @@ def test_the_length_of_a_weight(kind: str, error: float, length: float, count: i
     rows, noise = np.random.default_rng(0).normal(size=(2, 1, count)).astype(np.float32)
     stored = np.float32(length) * (rows + np.float32(error) * noise)
     expected = pytest.approx(length, abs=0.005) if found else None
-    assert wrong_length(kind, 0, stored, rows) == expected
-    assert wrong_length(kind, 64, stored, rows) == expected  # a later part of a tensor
-    assert wrong_length(kind, 64, stored[:, :50_000], rows[:, :50_000]) is None  # the last rows are few
+    whole, few = Rows(rows), Rows(rows[:, :50_000])
+    assert wrong_length(kind, 0, whole.off(stored), whole) == expected
+    assert wrong_length(kind, 64, whole.off(stored), whole) == expected  # a later part of a tensor
+    assert wrong_length(kind, 64, few.off(stored[:, :50_000]), few) is None  # the last rows are few
 
 
 def test_weights_that_a_block_has_no_scale_for_may_have_any_length() -> None:
     """As embeddings of tokens that nobody trained."""
-    rows = np.full((1, 1 << 17), 1e-7, np.float32)
-    assert wrong_length("Q4_K", 0, 0 * rows, rows) is None
+    rows = Rows(np.full((1, 1 << 17), 1e-7, np.float32))
+    assert wrong_length("Q4_K", 0, -rows.values, rows) is None
 
 
 @pytest.mark.parametrize("across", [True, False])
 def test_rows_that_a_coarse_type_makes_shorter_hold_the_change_of_dora(across: bool) -> None:
     """DoRA makes these rows 1 % longer and turns them a little, and the type makes them 5 % shorter."""
     rows, turned = np.random.default_rng(1).normal(size=(2, 64, 512)).astype(np.float32)
-    sums = ChangeSums(across)
-    sums.add(np.float32(0.95) * rows, rows, rows / np.float32(1.01) + np.float32(0.01) * turned)
+    sums = ChangeSums()
+    model = Rows(rows, rows / np.float32(1.01) + np.float32(0.01) * turned, across=across)
+    sums.add(model.off(np.float32(0.95) * rows), model)
     assert (sums.wrong_share("Q2_K") is None) == across
 
 

@@ -30,7 +30,7 @@ from skill_train.verify.pictures.places import (
     places,
 )
 from skill_train.verify.weights.arrangements import as_in_model
-from skill_train.verify.weights.rounding import errors
+from skill_train.verify.weights.rows import Rows, errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _TOLD = 4  # names of tensors in a sentence
@@ -310,9 +310,10 @@ def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[flo
         return float("inf"), f"{tensor.name} has shape {list(tensor.shape)}, {place.source} {list(weight.shape)[::-1]}"
     expected, read, worst = weight.reshape(-1, width), weights_of(gguf, tensor), 0.0
     for rows in row_chunks(len(expected), width):
-        values = expected[rows.start : rows.stop].float().numpy()
-        off, wrong = errors(tensor.kind, read(rows), values, tuned=False, computed=place.arrange is not as_in_model)
-        worst = max(worst, float(off.max()))
+        values = Rows(expected[rows.start : rows.stop].float().numpy())
+        computed = place.arrange is not as_in_model
+        distances, wrong = errors(tensor.kind, values.off(read(rows)), values, tuned=False, computed=computed)
+        worst = max(worst, float(distances.max()))
         if wrong.any():
             return worst, f"{tensor.name} is not {place.source}"
     return worst, ""

@@ -17,7 +17,8 @@ from skill_train.model.weight_files import StoredTensor, read_tensor, stored_ten
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 from skill_train.verify.weights.places import name_map
-from skill_train.verify.weights.tensors import row_bound, row_errors, weights_of
+from skill_train.verify.weights.rows import Rows, row_bound, row_errors
+from skill_train.verify.weights.tensors import weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,5 +143,6 @@ def _distance(lora: GgufFile, tensor: Tensor, expected: np.ndarray) -> tuple[flo
     if tensor.kind == "F16":  # what an f16 cannot hold any nearer is no fault
         near = np.abs(weights - expected) <= _SMALLEST_F16
         weights = np.where(near, expected, weights)
-    errors = row_errors(weights, np.ascontiguousarray(expected))
+    rows = Rows(np.ascontiguousarray(expected))
+    errors = row_errors(rows.off(weights), rows)
     return float(errors.max()), int(errors.argmax())

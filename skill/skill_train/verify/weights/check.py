@@ -8,9 +8,10 @@ without a known counterpart is named, and the file does not pass.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import first_few
 from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_more
-from skill_train.verify.weights.change import ENOUGH, ChangeSums
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
-from skill_train.verify.weights.rounding import errors
-from skill_train.verify.weights.tensors import row_chunks, weights_of, wrong_length
+from skill_train.verify.weights.rows import ENOUGH_OF_CHANGE, ChangeSums, Rows, errors, wrong_length
+from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
 _SHOWN = 5  # names of tensors in a sentence
@@ -47,19 +47,21 @@ def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path
     makers = dict(merged_weights(model, adapter))
     shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     config = model.config.get_text_config()
-    comparisons = [
-        _FileComparison(gguf, _places(gguf, config, shapes), adapter is not None, bool(before)) for gguf in files
-    ]
+    placed = cache(lambda arch, widths: places(arch, config, shapes, dict(widths)))  # mostly the same for all files
+    comparisons = [_FileComparison(gguf, placed(*_laid_out(gguf)), adapter is not None, bool(before)) for gguf in files]
 
     def compare(named: tuple[str, partial[Any]]) -> None:
-        chosen = [(comparison, place) for comparison in comparisons for place in comparison.of_source.get(named[0], ())]
+        chosen: dict[Place, list[_FileComparison]] = {}
+        for comparison in comparisons:
+            for place in comparison.of_source.get(named[0], ()):
+                chosen.setdefault(place, []).append(comparison)
         if chosen:
             weight, stored = named[1](), named[1].args[0]
             own = stored if weight is not stored else None
             if own is None and named[0] in before and before[named[0]].shape == tuple(weight.shape):
                 own = read_tensor(before[named[0]])
-            for comparison, place in chosen:
-                comparison.compare_arranged(place, weight, own)
+            for place, files_of_place in chosen.items():
+                compare_place(place, files_of_place, weight, own)
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
@@ -119,62 +121,55 @@ class _FileComparison:
 
     def __init__(self, gguf: GgufFile, places: Places, tuned: bool, across: bool = False) -> None:
         self.gguf, self.places, self.tuned, self.across = gguf, places, tuned, across
+        self.unplaced = places.unplaced.copy()
         self.compared: list[_ComparedWeight] = []  # appended to by several threads
         self.of_source: dict[str, list[Place]] = {}
         for place in places.placed:
             self.of_source.setdefault(place.source, []).append(place)
 
-    def compare_arranged(self, place: Place, weight: Any, base: Any = None) -> None:
-        """Compares a weight as the model has it. It cannot be arranged if the file is of another architecture.
+    def wrong(self, tensor: str, fault: str, error: float = 0.0) -> None:
+        """Reports a tensor of which no row was compared."""
+        self.compared.append(_ComparedWeight(tensor, 0, error, fault))
 
-        Args:
-            base: the weight without the adapter's change; None where it changes nothing.
-        """
-        try:
-            arranged = place.arrange(weight)
-            arranged_base = None if base is None else place.arrange(base)
-        except (RuntimeError, ZeroDivisionError):
-            fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
-            self.compared.append(_ComparedWeight(place.tensor, 0, float("inf"), fault))
-            return
-        self.compare(place, arranged, arranged_base)
-
-    def compare(self, place: Place, weight: Any, base: Any = None) -> None:
-        """Compares every row of a weight that is arranged as the file has it."""
+    def begun(self, place: Place, weight: Any) -> _TensorComparison | None:
+        """The comparison of a tensor with a weight that is arranged as the file has it; None if the shapes differ."""
         tensor = self.gguf.tensors[place.tensor]
         width = tensor.shape[0]
         room = tensor.elements // width - place.start
         if weight.numel() % width or (weight.numel() > room * width and tensor.name not in VOCABULARY):
             fault = f"{tensor.name} has shape {list(tensor.shape)}, and {place.source} {list(weight.shape)[::-1]}"
-            self.compared.append(_ComparedWeight(tensor.name, 0, float("inf"), fault))
-            return
-        expected = weight.reshape(-1, width)[:room]
-        base = None if base is None else base.reshape(-1, width)
-        self.compared.append(self._compared_weight(tensor, place, expected, base))
-        beyond = place.start + len(expected)
-        if tensor.name in VOCABULARY and beyond < tensor.elements // width:
-            self._beyond(tensor, beyond)
+            self.wrong(tensor.name, fault, float("inf"))
+            return None
+        return _TensorComparison(self.gguf, place, min(room, weight.numel() // width), self.tuned)
+
+    def end(self, one: _TensorComparison) -> None:
+        """Takes the result of a comparison that was begun."""
+        self.compared.append(one.result())
+        beyond = one.place.start + one.shape[0]
+        if one.tensor.name in VOCABULARY and beyond < one.tensor.elements // one.tensor.shape[0]:
+            self._beyond(one.tensor, beyond)
 
     def compare_computed(self, name: str, values: Any) -> None:
         """Compares a tensor that the converter computes."""
         if name in self.gguf.tensors:
-            self.compare(Place(name, "config.json", 0, as_in_model), values)
+            compare_place(Place(name, "config.json", 0, as_in_model), [self], values)
         else:
-            self.compared.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+            self.wrong(name, f"{name} is missing, which config.json asks for")
 
     def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
         """Compares weights of one number, which the file holds as metadata."""
-        for source in self.places.unplaced.copy():
+        for source in self.unplaced.copy():
             match = _XIELU.search(source)
             key, number = (f"xielu.{match[2]}", int(match[1])) if match else ("", 0)
             stated = self.gguf.numbers(key)
             if number >= len(stated):
                 continue
-            self.places.unplaced.remove(source)
-            value = makers[source]().float().reshape(1, 1).numpy()
-            off, wrong = errors("F32", value * 0 + stated[number], value, tuned=self.tuned, computed=False)
-            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {value[0, 0]:.6g}"
-            self.compared.append(_ComparedWeight(key, 0, float(off[0]), fault if wrong[0] else ""))
+            self.unplaced.remove(source)
+            value = Rows(makers[source]().float().reshape(1, 1).numpy())
+            off = value.off(value.values * 0 + stated[number])
+            error, wrong = errors("F32", off, value, tuned=self.tuned, computed=False)
+            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {value.values[0, 0]:.6g}"
+            self.wrong(key, fault if wrong[0] else "", float(error[0]))
 
     def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
         """Judges a weight whose tensor the file lacks. The output layer may be the embedding, and a bias may be
@@ -183,35 +178,9 @@ class _FileComparison:
         embedding = [place for place in self.places.placed if place.tensor == EMBEDDING]
         if tensor == OUTPUT and embedding:
             if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
-                self.compare(Place(EMBEDDING, source, 0, as_in_model), weight)
+                compare_place(Place(EMBEDDING, source, 0, as_in_model), [self], weight)
         elif not source.endswith("bias") or weight.any():
-            self.compared.append(
-                _ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model")
-            )
-
-    def _compared_weight(self, tensor: Tensor, place: Place, expected: Any, base: Any) -> _ComparedWeight:
-        read, worst, fault, sums = weights_of(self.gguf, tensor), 0.0, "", ChangeSums(self.across)
-        computed = place.arrange in (one_more, minus_exp)
-        every = max(1, expected.numel() // ENOUGH)
-        for number, rows in enumerate(row_chunks(len(expected), tensor.shape[0])):
-            values = expected[rows.start : rows.stop].float().numpy()
-            first = place.start + rows.start
-            stored = read(slice(first, first + len(values)))
-            off, wrong = errors(tensor.kind, stored, values, tuned=self.tuned, computed=computed)
-            worst = max(worst, float(off.max()))
-            if base is not None and not computed and number % every == 0:
-                sums.add(stored, values, base[rows.start : rows.stop].float().numpy())
-            if not fault and wrong.any():
-                row = int(wrong.argmax())
-                detail = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
-                fault = f"{tensor.name} is not {place.source}: {detail}"
-            length = None if fault else wrong_length(tensor.kind, rows.start, stored, values)
-            if length is not None:
-                fault = f"{tensor.name} is {length:.3g} times {place.source}"
-        share = sums.wrong_share(tensor.kind)
-        if not fault and share is not None:
-            fault = f"{tensor.name} holds {share:.2f} of the adapter's change of {place.source}, and not all of it once"
-        return _ComparedWeight(tensor.name, len(expected), worst, fault)
+            self.wrong(tensor, f"{tensor} is missing, which is {source} of the model")
 
     def _beyond(self, tensor: Tensor, first: int) -> None:
         """Checks that the rows after the model's vocabulary are zero."""
@@ -228,7 +197,7 @@ class _FileComparison:
         arch = self.gguf.metadata.get("general.architecture")
         faults = {weight.tensor: weight.fault for weight in self.compared if weight.fault}
         unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
-        unknown = [name for name in unknown if name not in faults] + self.places.unplaced
+        unknown = [name for name in unknown if name not in faults] + self.unplaced
         if arch not in TRIED:  # a difference may be an arrangement
             unknown, faults = [*faults, *unknown], {}
         looked_at = len(tensors.keys() & rows.keys() - set(unknown))
@@ -241,6 +210,81 @@ class _FileComparison:
         detail = first_few(fault_lines, _SHOWN) or good + left_out
         check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
         return [check, NotChecked("weights", file, f"{first_few(unknown, _SHOWN)}: {why}")] if unknown else [check]
+
+
+class _TensorComparison:
+    """The comparison of a tensor with a weight of the model, some rows at a time.
+
+    Attributes:
+        shape: how many rows are compared, and their width.
+    """
+
+    def __init__(self, gguf: GgufFile, place: Place, count: int, tuned: bool) -> None:
+        self.place, self.tuned, self.tensor = place, tuned, gguf.tensors[place.tensor]
+        self.shape = count, self.tensor.shape[0]
+        self.read = weights_of(gguf, self.tensor)
+        self.computed = place.arrange in (one_more, minus_exp)
+        self.worst, self.fault, self.sums = 0.0, "", ChangeSums()
+
+    def add(self, start: int, rows: Rows) -> None:
+        """Compares rows of the weight, of which this is the first."""
+        first, kind = self.place.start + start, self.tensor.kind
+        off = rows.off(self.read(slice(first, first + len(rows.values))))
+        error, wrong = errors(kind, off, rows, tuned=self.tuned, computed=self.computed)
+        self.worst = max(self.worst, float(error.max()))
+        if rows.base is not None and not self.computed:
+            self.sums.add(off, rows)
+        if not self.fault and wrong.any():
+            row = int(wrong.argmax())
+            detail = f"row {first + row} is {error[row]:.2g} of its length off, more than {kind} may be"
+            self.fault = f"{self.tensor.name} is not {self.place.source}: {detail}"
+        length = None if self.fault else wrong_length(kind, start, off, rows)
+        if length is not None:
+            self.fault = f"{self.tensor.name} is {length:.3g} times {self.place.source}"
+
+    def result(self) -> _ComparedWeight:
+        share = self.sums.wrong_share(self.tensor.kind)
+        if not self.fault and share is not None:
+            held = f"{self.tensor.name} holds {share:.2f} of the adapter's change of {self.place.source}"
+            self.fault = f"{held}, and not all of it once"
+        return _ComparedWeight(self.tensor.name, self.shape[0], self.worst, self.fault)
+
+
+def compare_place(place: Place, files: list[_FileComparison], weight: Any, base: Any = None) -> None:
+    """Compares every row of a weight with the tensor of each file. It cannot be arranged if the files are of another
+    architecture.
+
+    Args:
+        weight: as the model has it.
+        base: the weight without the adapter's change; None where it changes nothing.
+    """
+    try:
+        arranged = place.arrange(weight)
+        arranged_base = None if base is None else place.arrange(base)
+    except (RuntimeError, ZeroDivisionError):
+        fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
+        for file in files:
+            file.wrong(place.tensor, fault, float("inf"))
+        return
+    begun = [(file, one) for file in files if (one := file.begun(place, arranged)) is not None]
+    for count, width in {one.shape for _, one in begun}:
+        alike = [(file, one) for file, one in begun if one.shape == (count, width)]
+        for start, rows in _rows(arranged, arranged_base, count, width, files[0].across):
+            for _, one in alike:
+                one.add(start, rows)
+        for file, one in alike:
+            file.end(one)
+
+
+def _rows(weight: Any, base: Any, count: int, width: int, across: bool) -> Iterator[tuple[int, Rows]]:
+    """The first `count` rows of a weight, some at a time, each time with the number of the first. Of a large weight
+    only some have a base."""
+    weight = weight.reshape(-1, width)
+    base = None if base is None else base.reshape(-1, width)
+    every = max(1, count * width // ENOUGH_OF_CHANGE)
+    for number, part in enumerate(row_chunks(count, width)):
+        own = base[part].float().numpy() if base is not None and number % every == 0 else None
+        yield part.start, Rows(weight[part].float().numpy(), own, across=across)
 
 
 def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
@@ -261,6 +305,7 @@ def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
     return {}
 
 
-def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> Places:
-    widths = {name: tensor.shape[0] for name, tensor in gguf.tensors.items()}
-    return places(str(gguf.metadata.get("general.architecture")), config, shapes, widths)
+def _laid_out(gguf: GgufFile) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """What the places of weights depend on: the architecture, and the row lengths of the tensors by name."""
+    widths = tuple((name, tensor.shape[0]) for name, tensor in gguf.tensors.items())
+    return str(gguf.metadata.get("general.architecture")), widths

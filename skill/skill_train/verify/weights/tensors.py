@@ -17,30 +17,14 @@ from skill_train.model.folder import read_config
 from skill_train.model.weight_files import FLOAT_BYTES, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
+from skill_train.verify.weights.rows import PLAIN, Rows, row_bound, row_bounds, row_errors, wrong_length
 
 if TYPE_CHECKING:
     import numpy as np
 
 _CHUNK = 1 << 18  # weights at a time, so that they stay in the processor's cache
 
-# Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
-# blocks errs by about 2^-b of the block's largest weight; the factor 3 covers rows with few large weights. A row that
-# is zeroed errs by 1, one that is exchanged for another by 1.4. Measured on normal weights: Q8_0 0.006, Q6_K 0.02,
-# Q5_K 0.04, Q4_K 0.08, Q3_K 0.17, Q2_K 0.32.
-_ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.4, "Q3": 0.55}
-_WIDEST_ROW_ERROR = 0.8
 _ONLY_ZEROS = "holds only zeros"
-# Types that numpy reads as they lie, which round nothing. Whole numbers are in tables, such as that of fixed experts.
-PLAIN = {"F32": "<f4", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
-_FLOATS = {**dict.fromkeys(PLAIN, 1e-6), "F16": 2e-3, "BF16": 1e-2}
-# The error of the scale of a block when its weights are almost zero, as embeddings of untrained tokens are: half of the
-# smallest number in f16, times the largest factor (Q6_K: 127 * 32).
-_LEAST = {**dict.fromkeys(PLAIN, 0.0), "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
-_LEAST_OF_OTHERS = 2**-25 * 4096
-# How far the length of quantized rows may be off 1. llama.cpp made them shorter by at most 5.5 times the square of the
-# error (MXFP4; others 4.2), of heavy tails and outliers, by importance of 1 to 1e6.
-_OFF, _SHORTER, _SIGMAS = 0.01, 6.0, 6.0
-_ENOUGH = 1 << 16  # weights of the last rows of a tensor
 
 
 def check_tensors(
@@ -124,9 +108,10 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
         weights = read(rows)
         largest = float(np.maximum(largest, np.abs(weights).max()))  # a NaN wins over every number
         if read_twin is not None:
-            expected = read_twin(rows)
-            length = wrong_length(tensor.kind, rows.start, weights, expected) if length is None else length
-            errors = row_errors(weights, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
+            expected = Rows(read_twin(rows))
+            off = expected.off(weights)
+            length = wrong_length(tensor.kind, rows.start, off, expected) if length is None else length
+            errors = row_errors(off, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
             errors[np.isnan(errors)] = np.inf  # the other file has no number there
             if errors.max() > worst:
                 worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
@@ -200,48 +185,3 @@ def _signs(stored: np.ndarray) -> np.ndarray:
     signs = np.unpackbits(np.ascontiguousarray(blocks[:, 2:]), axis=1, bitorder="little")
     weights: np.ndarray = np.where(signs, scales, -scales)
     return weights
-
-
-def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The length of each row's error divided by the length of the row; 0 for rows that are zero in both. It is infinite
-    where there is no number, or one that is too large for float32's squares."""
-    import numpy as np
-
-    with np.errstate(over="ignore", invalid="ignore"):
-        off = weights - expected
-        error = np.sqrt(np.vecdot(off, off))
-        length = np.sqrt(np.vecdot(expected, expected))
-        errors: np.ndarray = np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
-    errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
-    return errors
-
-
-def wrong_length(kind: str, start: int, weights: np.ndarray, expected: np.ndarray) -> float | None:
-    """What rows from `start` of a quantized tensor are multiplied with, if that is surely not 1."""
-    import numpy as np
-
-    if kind in _FLOATS or (start and expected.size < _ENOUGH):
-        return None
-    with np.errstate(all="ignore"):
-        squares, both = np.vdot(expected, expected), np.vdot(expected, weights)
-        length, error = both / squares, np.vdot(weights, weights) / both * squares / both - 1
-        noise = np.linalg.norm((weights - expected) * expected) / squares
-        least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(expected.size / squares)
-        return float(length) if abs(length - 1) > _OFF + _SHORTER * error + _SIGMAS * noise + least else None
-
-
-def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
-    """The largest allowed error of each of these rows, relative to its length."""
-    import numpy as np
-
-    least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(expected.shape[1])
-    length = np.sqrt(np.vecdot(expected, expected))
-    bounds: np.ndarray = row_bound(kind) + least / np.maximum(length, np.finfo(np.float32).tiny)
-    return bounds
-
-
-def row_bound(kind: str) -> float:
-    """The same for rows of usual length."""
-    if kind in _FLOATS:
-        return _FLOATS[kind]
-    return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)
