@@ -118,9 +118,9 @@ def test_a_72b_model_is_read_in_milliseconds(tmp_path: Path) -> None:
         tensors = {f"model.layers.{shard}.{n}.weight": ("BF16", [1, 1]) for n in range(26)}
         _weights(tmp_path / f"model-{shard + 1:05d}-of-{shards:05d}.safetensors", tensors)
     model.read_model(tmp_path)
-    started = time.perf_counter()
+    started = time.process_time()  # which a busy machine does not lengthen
     assert model.read_model(tmp_path).parameters == shards * 26
-    assert time.perf_counter() - started < 0.1  # 10 ms here; a busy machine may take longer
+    assert time.process_time() - started < 0.1  # 10 ms here
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
