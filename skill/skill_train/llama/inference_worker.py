@@ -14,11 +14,12 @@ from skill_train.llama.logit_distance import (
     ShareFigures,
     TokenFigures,
     TuningShare,
-    compare_change,
-    compare_logits,
+    change_of,
+    distance_of,
     finite,
     join,
     losses,
+    normalized,
     summarize,
     summarize_change,
 )
@@ -102,12 +103,16 @@ def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | 
             following = np.asarray(ids[start + 1 : start + 1 + len(logits)])  # nothing follows the last token
             other = logits[: len(following), :columns]
             rows = slice(first + start, first + start + len(following))
-            if len(following):
-                figures.append(compare_logits(tuned[rows, :columns], other, following))
-                if trained is not None:
-                    to_trained.append(compare_logits(trained[rows, :columns], other, following))
-                if base is not None and rows.stop <= job.base_rows:
-                    shares.append(compare_change(tuned[rows, :columns], base[rows, :columns], other))
+            if not len(following):
+                continue
+            there = {"tuned": tuned, "trained": trained, "base": base if rows.stop <= job.base_rows else None}
+            reference = {name: each[rows, :columns] for name, each in there.items() if each is not None}
+            for part, log_p in normalized(other=other, **reference):
+                figures.append(distance_of(log_p["tuned"], log_p["other"], following[part]))
+                if "trained" in log_p:
+                    to_trained.append(distance_of(log_p["trained"], log_p["other"], following[part]))
+                if "base" in log_p:
+                    shares.append(change_of(log_p["tuned"], log_p["base"], log_p["other"]))
     distance = summarize(join(figures)) if figures else None
     # Without a rounded merge in between, the file was made from the trained model itself.
     to = summarize(join(to_trained)) if to_trained else distance

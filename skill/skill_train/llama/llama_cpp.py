@@ -49,7 +49,8 @@ class Llama:
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """The token ids of a text. Special tokens in the text are recognised, as in a rendered chat prompt."""
-        data, room = text.encode("utf-8", errors="replace"), 0
+        data = text.encode("utf-8", errors="replace")
+        room = len(data) + 2  # mostly enough: a token is a byte or more, and two are put around the text
         while True:
             ids = (self.api.llama_token * room)()
             count = self.api.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True)

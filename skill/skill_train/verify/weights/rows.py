@@ -104,9 +104,7 @@ class Rows:
 
     @cached_property
     def change_squared(self) -> float:
-        import numpy as np
-
-        return float(np.vdot(self.change, self.change))
+        return _dot(self.change, self.change)
 
     @cached_property
     def change_kept(self) -> float:
@@ -115,7 +113,7 @@ class Rows:
         import torch
 
         rounded = torch.from_numpy(np.ascontiguousarray(self.values)).bfloat16().float().numpy()
-        return float(np.vdot(rounded - self.base, self.change))
+        return _dot(rounded - self.base, self.change)
 
 
 def row_errors(off: np.ndarray, rows: Rows) -> np.ndarray:
@@ -176,10 +174,11 @@ def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | 
     if kind in _FLOATS or (start and off.size < _ENOUGH):
         return None
     with np.errstate(all="ignore"):
-        squares, along = rows.squares.sum(dtype=np.float64), float(np.vdot(off, rows.values))
+        squares, along = rows.squares.sum(dtype=np.float64), _dot(off, rows.values)
         length = 1 + along / squares
-        error = np.maximum(0, (squares + 2 * along + float(np.vdot(off, off))) / squares / length**2 - 1)
-        noise = np.linalg.norm(off * rows.values) / squares
+        error = np.maximum(0, (squares + 2 * along + _dot(off, off)) / squares / length**2 - 1)
+        products = off * rows.values
+        noise = np.sqrt(_dot(products, products)) / squares
         least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(off.size / squares)
         return float(length) if abs(length - 1) > _OFF + _SHORTER * error + _SIGMAS * noise + least else None
 
@@ -210,9 +209,9 @@ class ChangeSums:
         import numpy as np
 
         with np.errstate(over="ignore", invalid="ignore"):  # `wrong_share` looks for it
-            self.off += float(np.vdot(off, rows.change))
+            self.off += _dot(off, rows.change)
             noise = off * rows.change
-            self.noise += float(np.vdot(noise, noise))
+            self.noise += _dot(noise, noise)
             self.kept += rows.change_kept
             self.change += rows.change_squared
 
@@ -224,3 +223,10 @@ class ChangeSums:
         share, kept = 1 + self.off / self.change, self.kept / self.change
         room = _TOLERANCE + row_bound(kind) ** 2 + _SIGMAS * math.sqrt(self.noise) / self.change
         return None if min(1.0, kept) - room <= share <= max(1.0, kept) + room else share
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The inner product of all rows. One product of so many numbers would start threads of its own."""
+    import numpy as np
+
+    return float(np.vecdot(a, b).sum(dtype=np.float64))
