@@ -113,3 +113,18 @@ def test_the_mapping_makes_the_dataset_ready() -> None:
             mapped = {wanted: row[column] for wanted, column in verdict.columns.items()}
             if verdict.verdict == "needs_mapping":
                 assert judge(mapped, detect(mapped))[name].verdict == "ready", (name, row)
+
+
+@pytest.mark.parametrize(("equal", "verdict"), [(0, "ready"), (1, "ready"), (3, "impossible")])
+def test_pairs_of_equal_answers_teach_nothing(equal: int, verdict: str) -> None:
+    rows = [{"prompt": "Sky?", "chosen": "Blue.", "rejected": "Blue." if n < equal else "Green."} for n in range(3)]
+    for method in ("dpo", "kto", "reward"):
+        found = judge(rows[2], None, rows)[method]
+        assert found.verdict == verdict
+        assert (f"chosen and rejected are equal in {equal} of the first 3 rows" in found.because) == (equal > 0)
+
+
+@pytest.mark.parametrize(("labels", "told"), [((True, True), True), ((True, False), False)])
+def test_kto_with_one_label_is_told(labels: tuple[bool, ...], told: bool) -> None:
+    rows = [{"prompt": "Sky?", "completion": "Blue.", "label": label} for label in labels]
+    assert ("label is true in all of the first 2 rows" in judge(rows[0], None, rows)["kto"].because) == told

@@ -79,13 +79,13 @@ def judge(
     Args:
         row: a typical one.
         detected: the format that training would take it for, or that the recipe says.
-        rows: the first ones, which tell questions from answers where no name does.
+        rows: the first ones, which tell questions from answers where no name does, and whether pairs differ.
         pictures: the model reads them.
     """
     sft = _sft_pictures(row, detected, rows) if pictures else _sft(row, detected, rows)
-    return {"sft": sft, "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+    return {"sft": sft, "dpo": _preference(row, "DPO", rows), "kto": _kto(row, rows)} | {
         "grpo": _grpo(row),
-        "reward": _preference(row, "a reward model"),
+        "reward": _preference(row, "a reward model", rows),
     }
 
 
@@ -242,10 +242,19 @@ def _pairs(row: Row, question: str, answer: str, because: str, *, guessed: bool 
     return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
 
 
-def _preference(row: Row, method: str) -> Verdict:
+def _preference(row: Row, method: str, rows: Sequence[Row]) -> Verdict:
     pair = _pair(row)
     if pair is None:
         return Verdict("impossible", f"{method} needs a chosen and a rejected answer to each prompt")
+    equal = sum(pair["chosen"] in each and each[pair["chosen"]] == each.get(pair["rejected"]) for each in rows)
+    same = f"{pair['chosen']} and {pair['rejected']} are equal in {equal} of the first {len(rows)} rows"
+    if rows and equal == len(rows):
+        return Verdict("impossible", f"{same}, and {method} learns from how they differ")
+    verdict = _preferred(row, pair)
+    return replace(verdict, because=f"{verdict.because}; {same}") if equal else verdict
+
+
+def _preferred(row: Row, pair: dict[str, str]) -> Verdict:
     prompt = _column(row, _ASKED)
     if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
         return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
@@ -256,18 +265,21 @@ def _preference(row: Row, method: str) -> Verdict:
     return _mapped(row, pair, because)
 
 
-def _kto(row: Row) -> Verdict:
+def _kto(row: Row, rows: Sequence[Row]) -> Verdict:
     if _pair(row) is not None:
-        verdict = _preference(row, "KTO")
-        because = f"{verdict.because}; TRL makes two rows of each pair"
-        return Verdict(verdict.verdict, because, verdict.columns)
+        verdict = _preference(row, "KTO", rows)
+        if verdict.verdict == "impossible":
+            return verdict
+        return replace(verdict, because=f"{verdict.because}; TRL makes two rows of each pair")
     prompt, answer, label = _column(row, _ASKED), _column(row, _ANSWERED), _column(row, _LABEL)
     if prompt is None or answer is None or label is None:
         return Verdict("impossible", "KTO needs a prompt, a completion and a label that is true or false, or pairs")
     if kind(row[label]) != "true or false":
         return Verdict("impossible", f"{label} holds {kind(row[label])}; KTO needs true or false")
-    names = {"prompt": prompt, "completion": answer, "label": label}
-    return _mapped(row, names, f"{prompt}, {answer} and {label}")
+    names, because = {"prompt": prompt, "completion": answer, "label": label}, f"{prompt}, {answer} and {label}"
+    if len(rows) > 1 and len(labels := {str(each.get(label)).lower() for each in rows}) == 1:
+        because += f"; {label} is {labels.pop()} in all of the first {len(rows)} rows, and KTO learns from both kinds"
+    return _mapped(row, names, because)
 
 
 def _grpo(row: Row) -> Verdict:
