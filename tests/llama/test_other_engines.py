@@ -17,7 +17,7 @@ from skill_train.llama.engines.programs import started
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
-from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.check import check_engines, engine_versions
 from skill_train.verify.engines.questions import engine_questions
 
 pytestmark = pytest.mark.slow
@@ -35,8 +35,8 @@ def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def checked(name: str, file: Path | None = None, *, kind: str = "gemma") -> dict[str, Check]:
     made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
-    request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer)
-    found = check_engines([read_gguf(file or made.file("f16"))], request, lambda *_: None)
+    gguf, asked = read_gguf(file or made.file("f16")), engine_questions(tokenizer, [], 6)
+    found = check_engines([gguf], asked, [name], tokenizer, lambda *_: None)
     return {check.name.removeprefix("engine_"): check for check in found if isinstance(check, Check)}
 
 

@@ -20,8 +20,8 @@ from skill_train.llama.pictures.compare import Pair
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.reference.pictures import PictureQuestion
-from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.engines.pictures import PairInEngines, check_pair_in_engines, picture_questions
+from skill_train.run.verify_record import Check, Finding, NotChecked
+from skill_train.verify.engines.pictures import check_pair_in_engines, picture_questions
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +47,16 @@ def questions(behind: bool = False) -> list[PictureQuestion]:
     return [question(picture_pairs.picture(*size, seed=size[0]), behind=behind) for size in SIZES]
 
 
-def request(engine: str, asked: list[PictureQuestion], kind: str = "gemma3", pair: Pair | None = None) -> PairInEngines:
+def findings(
+    engine: str, asked: list[PictureQuestion], kind: str = "gemma3", pair: Pair | None = None
+) -> list[Finding]:
     tokenizer = load_tokenizer(tiny_vision.cached(kind))
-    return PairInEngines([engine], pair or picture_pairs.pair(kind), asked, tokenizer, 6)
+    expected = picture_questions(tokenizer, asked, 6)
+    return check_pair_in_engines(pair or picture_pairs.pair(kind), expected, [engine], tokenizer, lambda *_: None)
 
 
 def checked(engine: str, asked: list[PictureQuestion], kind: str = "gemma3") -> Check | NotChecked:
-    (found,) = check_pair_in_engines(request(engine, asked, kind), lambda *_: None)
+    (found,) = findings(engine, asked, kind)
     assert (found.name, found.file) == ("engine_pictures", "model-f16.gguf")
     return found
 
@@ -134,10 +137,11 @@ def _grey() -> object:
 def test_only_what_stands_before_the_last_answer_is_asked() -> None:
     one, two = (picture_pairs.picture(64, 64, seed=seed) for seed in (1, 2))
     turns = [*question(one).messages, *question(two, words="And here?").messages]
-    (asked,) = picture_questions(request("ollama", [PictureQuestion(turns, [one, two])]))
+    tokenizer = load_tokenizer(tiny_vision.cached("gemma3"))
+    (asked,) = picture_questions(tokenizer, [PictureQuestion(turns, [one, two])], 6)
     assert len(asked.question.pictures) == 2 and len(asked.question.conversation.messages) == 3
     assert asked.text.count("<__media__>") == 2 and asked.text.endswith("<start_of_turn>model\n")
-    assert picture_questions(request("ollama", [PictureQuestion(turns[:1], [one])])) == []
+    assert picture_questions(tokenizer, [PictureQuestion(turns[:1], [one])], 6) == []
 
 
 def test_the_pythons_server_is_not_judged() -> None:
@@ -149,7 +153,7 @@ def test_a_pair_that_llama_cpp_cannot_run_is_not_judged(tmp_path: Path) -> None:
     pair = picture_pairs.pair("gemma3")
     broken = tmp_path / "mmproj.gguf"
     broken.write_bytes(pair.projector.read_bytes()[:4000])
-    (found,) = check_pair_in_engines(request("ollama", questions(), pair=Pair(pair.text, broken)), lambda *_: None)
+    (found,) = findings("ollama", questions(), pair=Pair(pair.text, broken))
     assert isinstance(found, NotChecked) and "llama.cpp cannot run the pair" in found.reason
 
 

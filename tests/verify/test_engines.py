@@ -22,7 +22,7 @@ from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
 from skill_train.verify.engines import check
-from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.check import check_engines, engine_versions
 from skill_train.verify.engines.questions import Expected, engine_questions
 
 pytestmark = pytest.mark.slow
@@ -159,8 +159,7 @@ def judged(made: gguf_maker.Export, expected: tuple[Any, list[Expected]], monkey
     answers[0] = change(answers[0], own[0], tokenizer)
     run = EngineRun("ollama", "1.2.3", answers)
     monkeypatch.setattr(check, "run_engine", lambda *_: run)
-    request = EngineRequest(["ollama"], asked, tokenizer)
-    return {each.name: each for each in check_engines([gguf], request, lambda *_: None)}
+    return {each.name: each for each in check_engines([gguf], asked, ["ollama"], tokenizer, lambda *_: None)}
 
 
 def _with(answer: EngineAnswer, **values: Any) -> EngineAnswer:
@@ -208,8 +207,8 @@ def test_another_of_two_like_tokens_is_no_fault(kind: str) -> None:
     from its text, and SentencePiece reads a space in front of each text: 2.5 to 6 nats."""
     made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
-    request = EngineRequest([SERVER], engine_questions(tokenizer, [], 14), tokenizer)
-    found = check_engines([read_gguf(made.file("f16"))], request, lambda *_: None)
+    asked, file = engine_questions(tokenizer, [], 14), read_gguf(made.file("f16"))
+    found = check_engines([file], asked, [SERVER], tokenizer, lambda *_: None)
     assert {each.name: each.verdict for each in found if isinstance(each, Check)} == {
         "engine_prompts": "pass",
         "engine_answers": "pass",

@@ -7,7 +7,6 @@ held against the trained model by the check `answers`. So a difference here is t
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged
-from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
+from skill_train.verify.engines.partings import Judged, Parting, Vocabulary, gaps, parted
 from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
@@ -35,15 +34,6 @@ _REMEDY = {
     OLLAMA: "it takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), "
     "or serve the file with llama.cpp, and the file's own is rendered",
 }
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What is asked of which engines."""
-
-    engines: list[str]
-    expected: list[Expected]
-    tokenizer: Any
 
 
 def engine_versions(chosen: tuple[str, ...]) -> dict[str, str]:
@@ -60,19 +50,19 @@ def engine_versions(chosen: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
-def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Finding]:
+def check_engines(
+    files: list[GgufFile], expected: list[Expected], engines: list[str], tokenizer: Any, progress: Bar
+) -> list[Finding]:
     """The findings of each engine about each file."""
-    if not request.expected:
+    if not expected:
         why = "the reference has no chat template, so there is no prompt to hold an engine to"
-        return [
-            NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in request.engines for gguf in files
-        ]
+        return [NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in engines for gguf in files]
     checks: list[Finding] = []
     for number, gguf in enumerate(files):
-        own = _own_answers(gguf, request.expected)
-        for name in request.engines:
+        own, words = _own_answers(gguf, expected), Vocabulary(tokenizer, gguf)
+        for name in engines:
             progress(number, len(files), f"{name}: {gguf.path.name}")
-            checks += _checked(name, gguf, own, request)
+            checks += _checked(name, own, expected, words)
     return checks
 
 
@@ -95,16 +85,16 @@ def _not_here(name: str) -> NotInstalled:
     )
 
 
-def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Finding]:
-    file = gguf.path.name
+def _checked(name: str, own: list[list[int]], expected: list[Expected], words: Vocabulary) -> list[Finding]:
+    path, context = words.gguf.path, _context(expected)
     try:
-        run = run_engine(name, gguf.path, request.expected, _context(request.expected))
+        run = run_engine(name, path, expected, context)
     except SkillTrainError as error:
-        return [unanswered("engine_prompts", file, name, error)]
-    pairs = zip(run.answers, request.expected, strict=True)
-    differences = [difference(answer, expected, request.tokenizer) for answer, expected in pairs]
-    right = [place for place, why in enumerate(differences) if not why]
-    return [_check_prompts(run, file, differences), *_check_answers(run, gguf, own, right, request)]
+        return [unanswered("engine_prompts", path.name, name, error)]
+    asked = list(zip(run.answers, own, expected, strict=True))
+    differences = [difference(answer, each, len(each.ids), words.tokenizer) for answer, _, each in asked]
+    right = [each for each, why in zip(asked, differences, strict=True) if not why]
+    return [_check_prompts(run, path.name, differences), *_check_answers(run, right, words, context)]
 
 
 def run_engine(
@@ -141,31 +131,26 @@ def _check_prompts(run: EngineRun, file: str, differences: list[str]) -> Check:
 
 def _own_answers(gguf: GgufFile, expected: list[Expected]) -> list[list[int]]:
     """What llama.cpp answers here to the right prompts, without the token that ends an answer."""
-    own = inference.ask(_job(gguf, expected, prompts=[Prompt(each.ids, each.question.most) for each in expected]))
+    prompts = [Prompt(each.ids, each.question.most) for each in expected]
+    own = inference.ask(_job(gguf, _context(expected), prompts=prompts))
     ends = set(own.facts.end_of_generation)
     return [ids[:-1] if ids and ids[-1] in ends else ids for ids in own.answers]
 
 
-def _job(gguf: GgufFile, expected: list[Expected], **request: Any) -> InferenceJob:
-    return InferenceJob(gguf=str(gguf.path), context_tokens=_context(expected), threads=physical_cores(), **request)
+def _job(gguf: GgufFile, context: int, **request: Any) -> InferenceJob:
+    return InferenceJob(gguf=str(gguf.path), context_tokens=context, threads=physical_cores(), **request)
 
 
-def _check_answers(
-    run: EngineRun, gguf: GgufFile, own: list[list[int]], right: list[int], request: EngineRequest
-) -> list[Finding]:
+def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, context: int) -> list[Finding]:
     """The answers to the prompts that were right."""
-    name, file = run.engine, gguf.path.name
+    name, file = run.engine, words.gguf.path.name
     if not right:
         why = f"{name}: no prompt is the model's own, so the answers are to other prompts"
         return [NotChecked("engine_answers", file, why), NotChecked("engine_stops", file, why)]
-    silent = [run.answers[place].no_answer for place in right if run.answers[place].no_answer]
-    answered = [place for place in right if not run.answers[place].no_answer]
-    partings, ends, words = list[Parting](), list[str](), Vocabulary(request.tokenizer, gguf)
-    for place in answered:
-        parting, end = compare(run.answers[place], own[place], request.expected[place], words)
-        partings += [parting] if parting is not None else []
-        ends += [end] if end else []
-    gap = max(_gaps(gguf, partings, request.expected), default=0.0)
+    silent = [answer.no_answer for answer, _, _ in right if answer.no_answer]
+    answered = [each for each in right if not each[0].no_answer]
+    partings, ends = parted(answered, words)
+    gap = max(_gaps(words.gguf, [parting for _, parting in partings], context), default=0.0)
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict = judged(gap, ENGINE_GAP)
@@ -189,9 +174,9 @@ def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> F
     return Check("engine_stops", file, "fail" if ends else "pass", len(ends), 0, detail, figures)
 
 
-def _gaps(gguf: GgufFile, partings: list[Parting], expected: list[Expected]) -> list[float]:
+def _gaps(gguf: GgufFile, partings: list[Parting], context: int) -> list[float]:
     """By how many nats the file prefers its own token at each parting."""
     if not partings:
         return []
     rows = [Scored([*each.before, token], [len(each.before)]) for each in partings for token in (each.own, each.other)]
-    return gaps(inference.ask(_job(gguf, expected, scored=rows)).losses)
+    return gaps(inference.ask(_job(gguf, context, scored=rows)).losses)

@@ -11,8 +11,8 @@ from skill_train.llama.pictures.compare import Pair
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import NotChecked
-from skill_train.verify.engines.check import EngineRequest, check_engines
-from skill_train.verify.engines.pictures import PairInEngines, check_pair_in_engines
+from skill_train.verify.engines.check import check_engines
+from skill_train.verify.engines.pictures import check_pair_in_engines, picture_questions
 from skill_train.verify.engines.questions import engine_questions
 from skill_train.verify.questions import Questions
 from skill_train.verify.run_checks import Findings
@@ -36,10 +36,6 @@ class InEngines:
     projectors: list[GgufFile]
     pictures: list[PictureQuestion]
 
-    @property
-    def here(self) -> list[str]:
-        return [name for name, version in self.engines.items() if version]
-
 
 def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> None:
     """Adds the checks of each language model, and of each pair, in each engine."""
@@ -47,23 +43,18 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
         if not version:
             why = "not installed" if name == PYTHON_SERVER else "not on PATH"
             findings.add(NotChecked("engine_prompts", "every file", f"{name}: {why}"))
-    if not request.here:
+    here = [name for name, version in request.engines.items() if version]
+    if not here:
         return
     broken = {check.file for check in findings.checks if check.name == "loads" and check.verdict == "fail"}
     files = [gguf for gguf in request.files if gguf.path.name not in broken]
     tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
     expected = engine_questions(tokenizer, request.rows, most) if tokenizer.chat_template else []
-    engine_request = EngineRequest(request.here, expected, tokenizer)
-    findings.add(*check_engines(files, engine_request, progress))
+    findings.add(*check_engines(files, expected, here, tokenizer, progress))
+    asked = picture_questions(tokenizer, request.pictures, most) if request.pictures else []
     for pair in (Pair(gguf.path, projector.path) for projector in request.projectors for gguf in files):
-        _judge_pair(pair, request, findings, progress)
-
-
-def _judge_pair(pair: Pair, request: InEngines, findings: Findings, progress: Bar) -> None:
-    if not request.pictures:
-        why = "the pair was not judged, so there is nothing to hold an engine to"
-        findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in request.here))
-        return
-    tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
-    pair_request = PairInEngines(request.here, pair, request.pictures, tokenizer, most)
-    findings.add(*check_pair_in_engines(pair_request, progress))
+        if request.pictures:
+            findings.add(*check_pair_in_engines(pair, asked, here, tokenizer, progress))
+        else:
+            why = "the pair was not judged, so there is nothing to hold an engine to"
+            findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in here))

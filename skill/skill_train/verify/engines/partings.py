@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from skill_train.verify.engines.questions import Expected
 _AROUND = 40
 _SPACE = "\u2581"  # as SentencePiece writes it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+Judged = tuple[EngineAnswer, list[int], Expected]  # an engine's answer, the file's own, and what was asked
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,18 @@ class Vocabulary:
 
         letters: dict[int, str] = bytes_to_unicode()
         return letters
+
+
+def parted(judged: Iterable[Judged], words: Vocabulary) -> tuple[list[tuple[Expected, Parting]], list[str]]:
+    """The answers that leave the file's own, each with its question; and how the ends of the others differ."""
+    partings, ends = list[tuple[Expected, Parting]](), list[str]()
+    for answer, own, expected in judged:
+        parting, end = compare(answer, own, expected, words)
+        if parting is not None:
+            partings.append((expected, parting))
+        if end:
+            ends.append(end)
+    return partings, ends
 
 
 def compare(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:

@@ -19,7 +19,6 @@ from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
     OLLAMA,
     PYTHON_SERVER,
-    EngineAnswer,
     EngineQuestion,
     EngineRun,
 )
@@ -32,8 +31,8 @@ from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place
 from skill_train.verify.engines.check import run_engine
-from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
-from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
+from skill_train.verify.engines.partings import Parting, Vocabulary, gaps, parted
+from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected, with_prompts
 from skill_train.verify.thresholds import ENGINE_GAP
 
@@ -54,22 +53,6 @@ _REMEDY = {
 
 
 @dataclass(frozen=True)
-class PairInEngines:
-    """What is asked about one pair, of which engines.
-
-    Attributes:
-        questions: with their answers, which are not shown.
-        answer_tokens: that an answer may have.
-    """
-
-    engines: list[str]
-    pair: Pair
-    questions: list[PictureQuestion]
-    tokenizer: Any
-    answer_tokens: int
-
-
-@dataclass(frozen=True)
 class _Own:
     """What llama.cpp makes of the pair here, in the order of the questions.
 
@@ -83,38 +66,46 @@ class _Own:
     blank_gaps: list[float]
 
 
-def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Finding]:
-    """`engine_pictures` of each engine, under the name of the language model."""
-    name = request.pair.text.name
-    expected = picture_questions(request)
+def check_pair_in_engines(
+    pair: Pair, expected: list[Expected], engines: list[str], tokenizer: Any, progress: Bar
+) -> list[Finding]:
+    """`engine_pictures` of each engine, under the name of the language model.
+
+    Args:
+        expected: of `picture_questions`.
+    """
+    name = pair.text.name
     if not expected:
         why = "no picture can be asked about: there is no chat template, or no question before an answer"
-        return [NotChecked(_NAME, name, f"{engine}: {why}") for engine in request.engines]
-    engines = [engine for engine in request.engines if engine != PYTHON_SERVER]
-    not_checked = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in request.engines if engine == PYTHON_SERVER]
+        return [NotChecked(_NAME, name, f"{engine}: {why}") for engine in engines]
+    not_checked = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in engines if engine == PYTHON_SERVER]
+    engines = [engine for engine in engines if engine != PYTHON_SERVER]
     if not engines:
         return [*not_checked]
     try:
-        own = _own_answers(request.pair, expected)
+        own = _own_answers(pair, expected)
     except (VerificationFailed, NativeCrash) as error:
         why = f"llama.cpp cannot run the pair: {error.message}"
         return [*not_checked, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in engines)]
     checks = list[Finding]()
     for number, engine in enumerate(engines):
         progress(number, len(engines), f"{engine}: {name} with pictures")
-        checks.append(_checked(engine, own, expected, request))
+        checks.append(_checked(engine, pair, own, expected, tokenizer))
     return [*not_checked, *checks]
 
 
-def picture_questions(request: PairInEngines) -> list[Expected]:
-    """Questions as engines get them, each with the prompt of llama.cpp's server."""
-    if not request.tokenizer.chat_template:
+def picture_questions(tokenizer: Any, questions: list[PictureQuestion], most: int) -> list[Expected]:
+    """Questions as engines get them, each with the prompt of llama.cpp's server.
+
+    Args:
+        questions: with their answers, which are not shown.
+        most: tokens that an answer may have.
+    """
+    if not tokenizer.chat_template:
         return []
-    pictured = [
-        each for question in request.questions if (each := _engine_question(question, request.answer_tokens)).pictures
-    ]
+    pictured = [each for question in questions if (each := _engine_question(question, most)).pictures]
     marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in pictured]
-    return with_prompts(request.tokenizer, pictured, marked)
+    return with_prompts(tokenizer, pictured, marked)
 
 
 def _engine_question(question: PictureQuestion, most: int) -> EngineQuestion:
@@ -183,21 +174,22 @@ def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> Pair
 # --- What an engine answers ---
 
 
-def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
-    pair, context = request.pair, 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
+def _checked(engine: str, pair: Pair, own: _Own, expected: list[Expected], tokenizer: Any) -> Finding:
+    asked = zip(own.prompt_tokens, expected, strict=True)
+    context = 2 * max(tokens + each.question.most for tokens, each in asked) + _ROOM
     try:
         run = run_engine(engine, pair.text, expected, context, pair.projector)
     except SkillTrainError as error:
         return unanswered(_NAME, pair.text.name, engine, error)
-    return _judged(run, own, expected, request)
+    return _judged(run, pair, own, expected, tokenizer)
 
 
-def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
-    pairs = zip(run.answers, expected, own.prompt_tokens, strict=True)
-    wrong = [why for each in pairs if (why := _difference(*each, request.tokenizer))]
+def _judged(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tokenizer: Any) -> Finding:
+    asked = zip(run.answers, expected, own.prompt_tokens, strict=True)
+    wrong = [why for each in asked if (why := difference(*each, tokenizer))]
     silent = [answer.no_answer for answer in run.answers if answer.no_answer]
     if not wrong and not silent:
-        return _judged_answers(run, own, expected, request)
+        return _judged_answers(run, pair, own, expected, tokenizer)
     count, who = len(expected), f"{run.engine} {run.version}"
     detail = (
         f"{who} passes {len(wrong)} of {count} questions about pictures to the model wrongly: {wrong[0]}; "
@@ -206,26 +198,15 @@ def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairIn
         else f"{who} gives no answer to {len(silent)} of {count} questions about pictures: {silent[0]}"
     )
     figures = {"engine": run.engine, "version": run.version, "looked_at": count}
-    return Check(_NAME, request.pair.text.name, "fail", len(wrong or silent), 0, detail, figures)
+    return Check(_NAME, pair.text.name, "fail", len(wrong or silent), 0, detail, figures)
 
 
-def _difference(answer: EngineAnswer, expected: Expected, tokens: int, tokenizer: Any) -> str:
-    """What is wrong with a prompt, or with the number of its tokens; empty for nothing."""
-    if answer.refused:
-        return f"it refuses it: {answer.refused}"
-    if why := difference_of_texts(answer.prompt, expected.text, tokenizer):
-        return why
-    return difference_of_lengths(answer, tokens)
-
-
-def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Finding:
+def _judged_answers(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tokenizer: Any) -> Finding:
     """Of prompts that are right: the rest of what the engine could show the model is in its pictures."""
-    words = Vocabulary(request.tokenizer, read_gguf(request.pair.text))
-    compared = [compare(*each, words) for each in zip(run.answers, own.answers, expected, strict=True)]
-    partings = [(each, parting) for each, (parting, _) in zip(expected, compared, strict=True) if parting is not None]
-    ends = [end for _, end in compared if end]
-    gap, blank = max(_gaps(request.pair, partings), default=0.0), max(own.blank_gaps, default=0.0)
-    name, count, equal = request.pair.text.name, len(expected), len(expected) - len(partings)
+    words = Vocabulary(tokenizer, read_gguf(pair.text))
+    partings, ends = parted(zip(run.answers, own.answers, expected, strict=True), words)
+    gap, blank = max(_gaps(pair, partings), default=0.0), max(own.blank_gaps, default=0.0)
+    name, count, equal = pair.text.name, len(expected), len(expected) - len(partings)
     figures: dict[str, object] = {"engine": run.engine, "version": run.version, "looked_at": count, "equal": equal}
     figures |= {"by_picture": len(own.blank_gaps), "gap_blank": blank}
     detail = f"{run.engine} {run.version} writes {count} questions about pictures as llama.cpp does here, with as many "

@@ -14,8 +14,8 @@ from skill_train.verify.engines.questions import Expected
 _AROUND = 40
 
 
-def difference(answer: EngineAnswer, expected: Expected, tokenizer: Any) -> str:
-    """What is wrong with the prompt of an answer; empty for nothing."""
+def difference(answer: EngineAnswer, expected: Expected, tokens: int, tokenizer: Any) -> str:
+    """What is wrong with the prompt of an answer, or with the number of its tokens; empty for nothing."""
     if answer.refused:
         return f"it refuses a conversation that the model's template takes: {answer.refused}"
     if answer.ids is not None:
@@ -24,7 +24,7 @@ def difference(answer: EngineAnswer, expected: Expected, tokenizer: Any) -> str:
         return _described(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
     if why := difference_of_texts(answer.prompt, expected.text, tokenizer):
         return why
-    return difference_of_lengths(answer, len(expected.ids))
+    return _difference_of_lengths(answer, tokens)
 
 
 def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
@@ -36,7 +36,7 @@ def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
     return _described(bos + own if expected.startswith(bos) and not own.startswith(bos) else own, expected, tokenizer)
 
 
-def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
+def _difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
     """Of the tokens that the engine read: a BOS that it reads twice does not show in the text of a prompt."""
     if answer.no_answer or answer.prompt_tokens == expected:
         return ""
