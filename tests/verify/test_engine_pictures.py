@@ -26,7 +26,7 @@ from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.pictures.as_used import check_as_used
-from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.check import check_pairs
 from skill_train.verify.pictures.measured import measure
 from skill_train.verify.pictures.questions import decoded_otherwise, row_questions
 
@@ -158,7 +158,7 @@ def read_by(folder: Path, preprocess: str = "engine") -> ImageModel:
 
 def judged(pair: Pair, kind: str, *sizes: tuple[int, int], preprocess: str = "engine") -> list[Check | NotChecked]:
     shown = [picture_pairs.question(picture_pairs.picture(*size, seed=size[0])) for size in sizes]
-    return check_pairs(PairsRequest([pair], read_by(tiny_vision.cached(kind), preprocess), shown))
+    return check_pairs([pair], read_by(tiny_vision.cached(kind), preprocess), shown)
 
 
 def named(found: list[Check | NotChecked], name: str) -> Check:
@@ -227,12 +227,10 @@ def test_a_limit_that_the_projector_carries_is_llama_cpps_own(tmp_path: Path) ->
     folder = Path(shutil.copytree(tiny_vision.cached("smolvlm"), tmp_path / "model"))
     assert write_limits(folder, "smolvlm", limits) == {"size": {"longest_edge": 128}}
     projector = gguf_maker.export(folder, tmp_path, options=("--mmproj",))
-    request = PairsRequest(
-        pairs=[replace(picture_pairs.pair("smolvlm"), projector=projector)],
-        image={**read_by(folder), "max_pixels": limits.most},
-        questions=[picture_pairs.question(picture_pairs.picture(300, 290))],
-    )
-    used = named(check_pairs(request), "pictures_as_used")
+    pair = replace(picture_pairs.pair("smolvlm"), projector=projector)
+    image: ImageModel = {**read_by(folder), "max_pixels": limits.most}
+    found = check_pairs([pair], image, [picture_pairs.question(picture_pairs.picture(300, 290))])
+    used = named(found, "pictures_as_used")
     assert (used.verdict, used.figures["picture_tokens"]) == ("pass", [[5 * 16, 5 * 16]]), used.detail
 
 
@@ -277,12 +275,8 @@ def test_a_file_that_the_server_shows_otherwise_is_told(tmp_path: Path) -> None:
     rows = [{"images": [kind], "image_sha256": [kind], "messages": turns} for kind in ("rotated", "L")]
     verdicts = []
     for asked in (rows, rows[1:]):
-        request = PairsRequest(
-            pairs=[picture_pairs.pair("gemma3")],
-            image=read_by(tiny_vision.cached("gemma3")),
-            questions=row_questions(asked, tmp_path),
-        )
-        used = named(check_pairs(request), "pictures_as_used")
+        image, questions = read_by(tiny_vision.cached("gemma3")), row_questions(asked, tmp_path)
+        used = named(check_pairs([picture_pairs.pair("gemma3")], image, questions), "pictures_as_used")
         verdicts.append((used.verdict, used.figures["decoded_otherwise"], "turned by EXIF" in used.detail))
     assert verdicts == [("warn", 1, True), ("pass", 0, False)]
 

@@ -25,10 +25,10 @@ from skill_train.program.pictures.decode import in_rgb
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.pictures.check import PairsRequest, check_pairs, check_picture_tokens
+from skill_train.verify.pictures.check import check_pairs, check_picture_tokens
 from skill_train.verify.pictures.measured import measure
 from skill_train.verify.pictures.projector import check_projector, check_projector_weights
-from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
+from skill_train.verify.pictures.same_pixels import check_same_pixels
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +37,8 @@ Found = list[Check | NotChecked]
 
 def judged(pair: Pair, kind: str, *pictures: Any, reference: Path | None = None, base: Path | None = None) -> Found:
     shown = pictures or (picture_pairs.picture(140, 84),)
-    request = PairsRequest(
-        pairs=[pair],
-        image={"model": str(reference or tiny_vision.cached(kind)), "revision": None},
-        base=base,
-        questions=[picture_pairs.question(one) for one in shown],
-    )
-    return check_pairs(request)
+    image: ImageModel = {"model": str(reference or tiny_vision.cached(kind)), "revision": None}
+    return check_pairs([pair], image, [picture_pairs.question(one) for one in shown], base)
 
 
 def named(found: Found, name: str) -> Check:
@@ -86,8 +81,7 @@ def test_several_pictures_in_several_turns(kind: str) -> None:
     asked = picture_pairs.question(*shown[:2]).messages + picture_pairs.question(shown[2]).messages
     asked[2]["content"].append({"type": "text", "text": " and" * 200})
     image: ImageModel = {"model": str(tiny_vision.cached(kind)), "revision": None}
-    request = PairsRequest([picture_pairs.pair(kind)], image, [PictureQuestion(asked, shown)])
-    found = check_pairs(request)
+    found = check_pairs([picture_pairs.pair(kind)], image, [PictureQuestion(asked, shown)])
     assert failed(found) == {}
     assert named(found, "pictures").verdict == "pass"
 
@@ -358,7 +352,7 @@ def test_pixels_in_another_order_are_named() -> None:
     answers = ask_pictures(
         picture_pairs.pair("gemma3"), [PicturePrompt(prompt.text, swapped, given)], any_size=True, threads=2
     )
-    check = check_same_pixels("mmproj.gguf", PairTypes("f16", "f16"), measured, answers)
+    check = check_same_pixels("mmproj.gguf", "f16", "f16", measured, answers)
     assert isinstance(check, Check)
     assert (check.verdict, "the colours are exchanged, blue for red" in check.detail) == ("fail", True)
 

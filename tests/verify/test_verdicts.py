@@ -35,7 +35,7 @@ from skill_train.verify.metadata.check import check_metadata
 from skill_train.verify.metadata.rope import table_faults
 from skill_train.verify.metadata.stated import stated
 from skill_train.verify.pictures.measured import MeasuredPictures
-from skill_train.verify.pictures.same_pixels import Distances, PairTypes, _judged, check_same_pixels
+from skill_train.verify.pictures.same_pixels import Distances, _judged, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.template_branches import text_difference
 from skill_train.verify.thresholds import limits, model_limits
@@ -687,17 +687,16 @@ def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> N
     measured = MeasuredPictures("gemma3", False, 9, {}, [], 4, [0.5] * 3, [0.5] * 3, [], [own])
     shown = [PictureChunk(None, 1, 1, pixels, embeddings) for pixels in (pictures[0], pictures[1][:, :3])]
     answer = PictureAnswer([*shown, PictureChunk([1], 1, 1, None, None)], logits, None, "")
-    found = check_same_pixels("m.gguf", PairTypes("f16", "f16"), measured, [answer])
+    found = check_same_pixels("m.gguf", "f16", "f16", measured, [answer])
     assert isinstance(found, Check) and found.verdict == "fail"
     assert found.detail == "100.0% of the pixels are others: 6x3 in place of 6x4"
 
 
 def test_embeddings_that_are_off_are_told_where_the_text_cannot_be_judged() -> None:
     """5 % off, and a text that hardly depends on its picture: the first is measured, whatever the second says."""
-    types = PairTypes("f16", "f16")
-    off = _judged("m.gguf", types, Distances(0.05, 2e-5, 0.0, 2e-5, 0.001), {}, "")
+    off = _judged("m.gguf", "f16", "f16", Distances(0.05, 2e-5, 0.0, 2e-5, 0.001), {}, "")
     assert isinstance(off, Check) and off.verdict == "warn" and "farther off than rounding" in off.detail
-    right = _judged("m.gguf", types, Distances(0.001, 2e-5, 0.0, 2e-5, 0.001), {}, "")
+    right = _judged("m.gguf", "f16", "f16", Distances(0.001, 2e-5, 0.0, 2e-5, 0.001), {}, "")
     assert isinstance(right, NotChecked)
 
 

@@ -41,7 +41,7 @@ from skill_train.verify.check_adapter import files_by_kind, judge_adapters
 from skill_train.verify.check_header import check_digest
 from skill_train.verify.engines.check import engine_versions
 from skill_train.verify.engines.judge import InEngines, judge_in_engines
-from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.check import check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
 from skill_train.verify.reference_answers import (
@@ -233,14 +233,9 @@ def judge_projectors(
     except Refused as refusal:
         return _unjudged(projectors, findings, refusal.error["message"])
     questions = row_questions(request.held_out or request.rows, pictures.images) or drawn_questions()
-    pairs = PairsRequest(
-        pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],
-        image=pictures.image,
-        questions=questions,
-        base=request.base,
-    )
+    pairs = [Pair(model.path, projector.path) for projector in projectors for model in models]
     try:
-        checked = check_pairs(pairs, progress)
+        checked = check_pairs(pairs, pictures.image, questions, request.base, progress)
     except UsageError as error:
         if error.code != "vision":
             raise

@@ -14,7 +14,7 @@ from skill_train.program.pictures.engine import ENGINE_VERSION
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import parting_place
-from skill_train.verify.pictures.measured import MeasuredPictures
+from skill_train.verify.pictures.measured import MeasuredPictures, differing, mean_of
 from skill_train.verify.thresholds import limits
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from skill_train.reference.pictures import PictureReference
 
-_SAME = 1e-4  # as for the same pixels
 # Nats a token, what q8_0 costs an 8B model (thresholds.py) and nobody hears. Measured on tiny pairs, with the text
 # around the picture as in training: 5e-8 to 1e-6 where llama.cpp resizes as Pillow does (SmolVLM; in Qwen-VL and in
 # Gemma 3 pictures of the target's shape), and 0.04 or more where it letterboxes, however little. One space more before
@@ -60,8 +59,7 @@ def check_as_used(
         if measured.engine:
             return Check("pictures_as_used", file, "fail", None, _TRAINED, f"{why}; {_OTHER_WAY}", {})
         return NotChecked("pictures_as_used", file, why)
-    blank = float(np.concatenate([measured.divergences(one.logits, one.blank) for one, _ in both]).mean())
-    kl = float(np.concatenate(common).mean())
+    kl, blank = mean_of(common), measured.blank
     shares = [share for reference, answer in both for share in _differing(reference, answer)]
     tokens = [
         (sum(chunk.tokens for chunk in answer.pictures), reference.ids.count(measured.picture_token))
@@ -127,16 +125,10 @@ def _divergences(
 
 def _differing(reference: PictureReference, answer: PictureAnswer) -> list[float]:
     """Share of the pixels that differ, of each part of the same size."""
-    import numpy as np
-
     if len(reference.parts) != len(answer.pictures):
         return []
     pairs = [(one.pixels, other.pixels) for one, other in zip(reference.parts, answer.pictures, strict=True)]
-    return [
-        float((np.abs(one - other) > _SAME).any(axis=0).mean())
-        for one, other in pairs
-        if other is not None and one.shape == other.shape
-    ]
+    return [differing(one, other) for one, other in pairs if other is not None and one.shape == other.shape]
 
 
 def _same_sizes(reference: PictureReference, answer: PictureAnswer) -> bool:

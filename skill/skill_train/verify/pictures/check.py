@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.console import Bar
@@ -21,51 +20,44 @@ from skill_train.verify.check_header import check_file, file_type
 from skill_train.verify.pictures.as_used import check_as_used
 from skill_train.verify.pictures.measured import MeasuredPictures, measure
 from skill_train.verify.pictures.projector import check_projector, check_projector_weights
-from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
+from skill_train.verify.pictures.same_pixels import check_same_pixels
 
 _SPECIAL = (3, 4)  # llama.cpp's kinds of tokens that it finds in a text: control tokens, and those that a user added
 
 
-@dataclass(frozen=True)
-class PairsRequest:
-    """What is judged, and by what.
+def check_pairs(
+    pairs: list[Pair],
+    image: ImageModel,
+    questions: list[PictureQuestion],
+    base: Path | None = None,
+    progress: Bar | None = None,
+) -> list[Finding]:
+    """Of each projector: `file`, `projector` and `projector_weights`. Of each pair, under its language model's name:
+    `picture_tokens`, `loads_projector`, `pictures` (given the same pixels) and `pictures_as_used`.
 
-    Attributes:
+    Args:
         pairs: files of the same model.
         image: the model that was exported (the merged one, where an adapter was trained), and how its recipe reads
             pictures.
-        base: what it was trained from; None where that is not at hand, or the same.
         questions: about held-out pictures, with their answers.
-    """
-
-    pairs: list[Pair]
-    image: ImageModel
-    questions: list[PictureQuestion]
-    base: Path | None = None
-
-    @property
-    def reference(self) -> Path:
-        return Path(self.image["model"])
-
-
-def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Finding]:
-    """Of each projector: `file`, `projector` and `projector_weights`. Of each pair, under its language model's name:
-    `picture_tokens`, `loads_projector`, `pictures` (given the same pixels) and `pictures_as_used`.
+        base: what it was trained from; None where that is not at hand, or the same.
 
     Raises:
         UsageError: the model is of a family whose pictures cannot be verified, or cannot be loaded.
         DecisionNeeded: there was not enough memory.
     """
-    measured = measure(request.image, request.questions)
+    measured = measure(image, questions)
     checks: list[Finding] = []
-    for number, pair in enumerate(request.pairs):
-        checked = _checked(pair, request, measured, progress)
-        earlier = {each.projector for each in request.pairs[:number]}
+    for number, pair in enumerate(pairs):
+        checked = _checked(pair, measured, Path(image["model"]), base, progress)
+        earlier = {each.projector for each in pairs[:number]}
         checks += [check for check in checked if pair.projector not in earlier or check.file != pair.projector.name]
     return checks
 
 
-def _checked(pair: Pair, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None) -> list[Finding]:
+def _checked(
+    pair: Pair, measured: MeasuredPictures, reference: Path, base: Path | None, progress: Bar | None
+) -> list[Finding]:
     name = pair.projector.name
     try:
         text, projector = read_gguf(pair.text), read_gguf(pair.projector)
@@ -75,14 +67,12 @@ def _checked(pair: Pair, request: PairsRequest, measured: MeasuredPictures, prog
         return [Check("file", name, "fail", size, "whole", error.message), rest]
     checks: list[Finding] = [
         check_file(projector),
-        check_projector(projector, text, request.reference),
-        check_projector_weights(projector, request.reference, request.base),
-        check_picture_tokens(text, measured, request.reference),
+        check_projector(projector, text, reference),
+        check_projector_weights(projector, reference, base),
+        check_picture_tokens(text, measured, reference),
     ]
     try:
-        return checks + _checks_with_llama_cpp(
-            pair, PairTypes(file_type(text), file_type(projector)), request, measured, progress
-        )
+        return checks + _checks_with_llama_cpp(pair, file_type(text), file_type(projector), measured, progress)
     except (VerificationFailed, NativeCrash) as error:
         detail = f"{error.message} ({error.got[-200:]})"
         rest = NotChecked("pictures", pair.text.name, "llama.cpp cannot run the pair")
@@ -90,7 +80,7 @@ def _checked(pair: Pair, request: PairsRequest, measured: MeasuredPictures, prog
 
 
 def _checks_with_llama_cpp(
-    pair: Pair, types: PairTypes, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
+    pair: Pair, text_type: str, projector_type: str, measured: MeasuredPictures, progress: Bar | None
 ) -> list[Finding]:
     import numpy as np
 
@@ -117,11 +107,11 @@ def _checks_with_llama_cpp(
     same = None
     if len(prompts) == len(measured.answers):
         same = ask_pictures(pair, prompts, any_size=True, threads=threads, progress=progress)
-        checks.append(check_same_pixels(name, types, measured, same))
+        checks.append(check_same_pixels(name, text_type, projector_type, measured, same))
     else:
         why = "llama.cpp cannot be given the pixels of the model's image processor, which it would round or divide"
         checks.append(NotChecked("pictures", name, why))
-    return [*checks, check_as_used(name, types.text, measured, used, same)]
+    return [*checks, check_as_used(name, text_type, measured, used, same)]
 
 
 def check_picture_tokens(text: GgufFile, measured: MeasuredPictures, reference: Path) -> Check:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from skill_train.llama.logit_distance import compare_logits
@@ -12,6 +15,8 @@ from skill_train.reference.pictures import PictureQuestion, PictureReference, pi
 
 if TYPE_CHECKING:
     import numpy as np
+
+SAME = 1e-4  # of a normalized colour, whose steps are 0.008 or more
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class MeasuredPictures:
     std: list[float]
     questions: list[PictureQuestion]
     answers: list[PictureReference]
+
+    @cached_property
+    def blank(self) -> float:
+        """Mean divergence, in nats, of the model on grey pictures from itself."""
+        return mean_of(self.divergences(one.logits, one.blank) for one in self.answers)
 
     def text(self, ids: list[int]) -> str:
         """Tokens by their texts, for a message."""
@@ -67,3 +77,20 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
             questions=questions,
             answers=[model.answer(question) for question in questions],
         )
+
+
+def mean_of(parts: Iterable[np.ndarray]) -> float:
+    """Of all numbers together; NaN where there are none."""
+    import numpy as np
+
+    arrays = list(parts)
+    return float(np.concatenate(arrays).mean()) if arrays else math.nan
+
+
+def differing(expected: np.ndarray, got: np.ndarray) -> float:
+    """Share of the pixels of which a colour differs; all of another size."""
+    import numpy as np
+
+    if expected.shape != got.shape:
+        return 1.0
+    return float((~(np.abs(expected - got) <= SAME)).any(axis=0).mean())

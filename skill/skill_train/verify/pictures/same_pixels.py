@@ -8,7 +8,6 @@ the language model's, and it is not hidden by what quantization costs the langua
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place, worst
-from skill_train.verify.pictures.measured import MeasuredPictures
+from skill_train.verify.pictures.measured import SAME, MeasuredPictures, differing, mean_of
 from skill_train.verify.thresholds import limits
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from skill_train.reference.pictures import PictureReference, ReferencePart
 
-_SAME = 1e-4  # of a normalized colour, whose steps are 0.008 or more
 _BLANK_SHARE = 0.01  # of what a grey picture changes: an error that is larger could be the picture itself
 # Length of the error of embeddings relative to theirs, by type of the projector's file: more warns, more fails.
 # Measured on correct tiny pairs of five families: f32 and f16 0.0002 to 0.0015, bf16 0.001 to 0.006, q8_0 0.01 to 0.03;
@@ -33,18 +31,13 @@ _EMBEDDING_ERROR = {"f32": (0.01, 0.1), "f16": (0.01, 0.1), "bf16": (0.03, 0.2),
 _WIDEST_EMBEDDING_ERROR = (0.3, 0.6)
 
 
-@dataclass(frozen=True)
-class PairTypes:
-    """Types of the two files, such as `f16`."""
-
-    text: str
-    projector: str
-
-
-def check_same_pixels(file: str, types: PairTypes, measured: MeasuredPictures, answers: list[PictureAnswer]) -> Finding:
+def check_same_pixels(
+    file: str, text_type: str, projector_type: str, measured: MeasuredPictures, answers: list[PictureAnswer]
+) -> Finding:
     """Pixels, tokens, embeddings and the text behind the picture.
 
     Args:
+        text_type, projector_type: of the two files, such as `f16`.
         answers: to the questions in their order, with the model's embeddings beside.
     """
     figures: dict[str, object] = {"questions": len(answers)}
@@ -55,85 +48,81 @@ def check_same_pixels(file: str, types: PairTypes, measured: MeasuredPictures, a
         return Check("pictures", file, "fail", len(faults), 0, f"the tokens are others: {faults[0]}", figures)
     parts = [pair for reference, answer in both for pair in zip(reference.parts, answer.pictures, strict=True)]
     read = [(one, part.pixels) for one, part in parts if part.pixels is not None]
-    shares = [_differing(one.pixels, pixels) for one, pixels in read]
+    shares = [differing(one.pixels, pixels) for one, pixels in read]
     figures |= {"differing_pixels": max(shares, default=None), "pixels_unread": unread or None}
     if any(shares):
         share = max(shares)
         reason = _colours(*read[shares.index(share)], measured)
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
-    error = max(_error(one, part.embeddings) for one, part in parts)
-    kl = _mean(measured.divergences(one.logits, answer.logits) for one, answer in both)
     given = [(one, answer, answer.logits_of_given) for one, answer in both if answer.logits_of_given is not None]
-    to_given = _mean(measured.divergences(one.logits, logits) for one, _, logits in given)
-    own = _mean(measured.divergences(logits, answer.logits) for _, answer, logits in given)
-    blank = _mean(measured.divergences(one.logits, one.blank) for one, _ in both)
-    distances = Distances(error, kl, to_given, own, blank)
-    tokens = sum(len(one.following) for one, _ in both)
-    figures |= distances.figures() | {"tokens": tokens}
-    return _judged(file, types, distances, figures, unread)
+    distances = Distances(
+        embedding_error=max(_error(one, part.embeddings) for one, part in parts),
+        mean_kl=mean_of(measured.divergences(one.logits, answer.logits) for one, answer in both),
+        mean_kl_given_embeddings=mean_of(measured.divergences(one.logits, logits) for one, _, logits in given),
+        mean_kl_of_embeddings=mean_of(measured.divergences(logits, answer.logits) for _, answer, logits in given),
+        mean_kl_blank=measured.blank,
+    )
+    figures |= {name: finite(value) for name, value in vars(distances).items()}
+    figures["tokens"] = sum(len(one.following) for one, _ in both)
+    return _judged(file, text_type, projector_type, distances, figures, unread)
 
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the pair is from the model; divergences are means in nats.
+    """How far the pair is from the model, by the names of the figures; divergences are means in nats.
 
     Attributes:
-        error: of the embeddings, relative to their length; of the worst picture or tile.
-        kl: of the text behind the pictures.
-        given: the same with the model's embeddings: the language model's part.
-        own: between the two: the projector's part.
-        blank: of the model on grey pictures from itself.
+        embedding_error: relative to their length; of the worst picture or tile.
+        mean_kl: of the text behind the pictures.
+        mean_kl_given_embeddings: the same with the model's embeddings: the language model's part.
+        mean_kl_of_embeddings: between the two: the projector's part.
+        mean_kl_blank: of the model on grey pictures from itself.
     """
 
-    error: float
-    kl: float
-    given: float
-    own: float
-    blank: float
-
-    def figures(self) -> dict[str, object]:
-        return {
-            "embedding_error": finite(self.error),
-            "mean_kl": finite(self.kl),
-            "mean_kl_given_embeddings": finite(self.given),
-            "mean_kl_of_embeddings": finite(self.own),
-            "mean_kl_blank": finite(self.blank),
-        }
+    embedding_error: float
+    mean_kl: float
+    mean_kl_given_embeddings: float
+    mean_kl_of_embeddings: float
+    mean_kl_blank: float
 
 
-def _judged(file: str, types: PairTypes, distances: Distances, figures: dict[str, object], unread: str) -> Finding:
-    of_text, of_projector = limits(types.text).kl, limits(types.projector).kl
-    most = _EMBEDDING_ERROR.get(types.projector, _WIDEST_EMBEDDING_ERROR)
-    if not all(map(math.isfinite, (distances.error, distances.kl, distances.given, distances.own))):
+def _judged(
+    file: str, text_type: str, projector_type: str, distances: Distances, figures: dict[str, object], unread: str
+) -> Finding:
+    of_text, of_projector = limits(text_type).kl, limits(projector_type).kl
+    most = _EMBEDDING_ERROR.get(projector_type, _WIDEST_EMBEDDING_ERROR)
+    error, kl, blank = distances.embedding_error, distances.mean_kl, distances.mean_kl_blank
+    given, own = distances.mean_kl_given_embeddings, distances.mean_kl_of_embeddings
+    if not all(map(math.isfinite, (error, kl, given, own))):
         return Check("pictures", file, "fail", None, of_text[0], "embeddings or logits are not finite", figures)
-    if distances.error > most[1]:
-        detail = f"the pixels are the same, and the embeddings {distances.error:.2g} of their length off: "
+    if error > most[1]:
+        detail = f"the pixels are the same, and the embeddings {error:.2g} of their length off: "
         detail += "tower or projector are not the model's"
-        return Check("pictures", file, "fail", distances.error, most[1], detail, figures)
+        return Check("pictures", file, "fail", error, most[1], detail, figures)
     # A quantized language model rounds what it reads, so a hair between two embeddings can become a step.
     verdicts = {
         "the language model reads the model's own embeddings in another way: positions, attention or weights": (
-            judged(distances.given, of_text)
+            judged(given, of_text)
         ),
-        "the projector's embeddings change the text": judged(distances.own, max(of_text, of_projector)),
-        "the projector's embeddings are farther off than rounding puts them": judged(distances.error, most),
-        "": judged(distances.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
+        "the projector's embeddings change the text": judged(own, max(of_text, of_projector)),
+        "the projector's embeddings are farther off than rounding puts them": judged(error, most),
+        "": judged(kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
     }
     verdict = worst(verdicts.values())
     pixels = f"pixels not read ({unread})" if unread else "no pixel differs"
-    power = max(distances.own, distances.kl) if types.text in ("f32", "f16") else distances.own
+    power = max(own, kl) if text_type in ("f32", "f16") else own
     detail = (
-        f"{pixels}, the same tokens, embeddings {distances.error:.1g} off, mean KL of the text behind the picture "
-        f"{distances.kl:.2g} nats ({distances.own:.2g} by the projector), of a grey picture {distances.blank:.2g}"
+        f"{pixels}, the same tokens, embeddings {error:.1g} off, mean KL of the text behind the picture "
+        f"{kl:.2g} nats ({own:.2g} by the projector), of a grey picture {blank:.2g}"
     )
-    if verdict == "pass" and power > _BLANK_SHARE * distances.blank:
-        why = f"cannot be judged: a grey picture changes the text by {distances.blank:.2g} nats only, and the files by "
+    if verdict == "pass" and power > _BLANK_SHARE * blank:
+        why = f"cannot be judged: a grey picture changes the text by {blank:.2g} nats only, and the files by "
         return NotChecked("pictures", file, f"{why}{power:.2g}; ask questions whose answers depend on the picture")
     if verdict != "pass":
         reason = next((why for why, one in verdicts.items() if one == verdict and why), "")
         detail = f"{reason}; {detail}" if reason else detail
     bound = of_text[0] + of_projector[0]
-    return Check("pictures", file, verdict, distances.kl, min(bound, _BLANK_SHARE * distances.blank), detail, figures)
+    return Check("pictures", file, verdict, kl, min(bound, _BLANK_SHARE * blank), detail, figures)
 
 
 def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> str:
@@ -147,15 +136,6 @@ def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer
     return f"at {place} of {len(ids)} the model reads {own!r}, llama.cpp {theirs!r}"
 
 
-def _differing(expected: np.ndarray, got: np.ndarray) -> float:
-    """Share of the pixels of which a colour differs; all of another size."""
-    import numpy as np
-
-    if expected.shape != got.shape:
-        return 1.0
-    return float((~(np.abs(expected - got) <= _SAME)).any(axis=0).mean())
-
-
 def _colours(part: ReferencePart, got: np.ndarray, measured: MeasuredPictures) -> str:
     """Why the pixels differ."""
     import numpy as np
@@ -166,11 +146,11 @@ def _colours(part: ReferencePart, got: np.ndarray, measured: MeasuredPictures) -
     mean, std = (np.array(one)[:, None, None] for one in (measured.mean, measured.std))
     whole = pixels * std + mean  # 0 to 1, before it was normalized
     reverse = (whole[::-1] - mean) / std
-    if np.abs(reverse - got).max() <= _SAME:
+    if np.abs(reverse - got).max() <= SAME:
         return "the colours are exchanged, blue for red"
     lines = [np.polyfit(one.ravel(), other.ravel(), 1) for one, other in zip(whole, got, strict=True)]
     fitted = np.stack([slope * one + start for (slope, start), one in zip(lines, whole, strict=True)])
-    if np.abs(fitted - got).max() <= _SAME:
+    if np.abs(fitted - got).max() <= SAME:
         used = ", ".join(f"{-start / slope:.4g} and {1 / slope:.4g}" for slope, start in lines)
         right = ", ".join(f"{one:.4g} and {other:.4g}" for one, other in zip(measured.mean, measured.std, strict=True))
         return f"each colour has another mean or deviation ({used}; the model has {right})"
@@ -183,10 +163,3 @@ def _error(part: ReferencePart, got: np.ndarray | None) -> float:
     if got is None or got.shape != part.embeddings.shape:
         return math.inf
     return float(np.linalg.norm(got - part.embeddings) / np.linalg.norm(part.embeddings))
-
-
-def _mean(parts: Iterable[np.ndarray]) -> float:
-    import numpy as np
-
-    arrays = list(parts)
-    return float(np.concatenate(arrays).mean()) if arrays else math.nan
