@@ -17,7 +17,7 @@ from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.backends import Question as Row
 from skill_train.evaluate.chat.answering import Settings, answering
-from skill_train.evaluate.pictures import PictureTurns, RunPictures, ServerPrompts
+from skill_train.evaluate.pictures import PictureTurns, server_prompt
 from skill_train.llama.pictures.answers import PairQuestion, PairQuestionsJob, ask
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling
@@ -56,10 +56,9 @@ def chatted(file: Path, *images: Path, **options: Any) -> dict[str, Any]:
 def test_a_pair_answers_as_evaluate_asks_it(folder: Path) -> None:
     pair = picture_pairs.pair(KIND)
     base = tiny_vision.cached(KIND)
-    prompts = ServerPrompts(RunPictures(folder, base), load_tokenizer(base), MARKER)
     found = []
     for name in ("1.png", "2.png"):
-        text = prompts.text(turns(folder, name))
+        text = server_prompt(load_tokenizer(base), turns(folder, name), MARKER)
         job = PairQuestionsJob(
             text=str(pair.text),
             projector=str(pair.projector),
@@ -83,7 +82,7 @@ def test_a_text_is_continued_as_it_stands(folder: Path) -> None:
     ids = list(load_tokenizer(base)(QUESTION)["input_ids"])
     settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=True, tokenizer_of=base)
     for path in (pair.text, base):
-        model = Model("m", path, pictures=RunPictures(folder, base))
+        model = Model("m", path, pictures=picture_pairs.read_by(base, folder))
         with answering(model, settings) as loaded:
             assert loaded.answer(asked, [], lambda _: None).answer.prompt_ids == ids
     assert chatted(pair.text, raw=True)["prompt_tokens"] == len(ids)
@@ -97,7 +96,9 @@ def test_the_picture_stands_before_the_first_text_alone(folder: Path) -> None:
     ids = list(load_tokenizer(base)(QUESTION)["input_ids"])
     settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=True, tokenizer_of=base)
     for path, own in ((pair.text, 14), (base, 12)):  # llama.cpp writes the marks around a picture too
-        model = Model("m", path, pictures=RunPictures(folder, base), projector=pair.projector if own == 14 else None)
+        model = Model(
+            "m", path, pictures=picture_pairs.read_by(base, folder), projector=pair.projector if own == 14 else None
+        )
         with answering(model, settings) as loaded:
             speaker = _Speaker("m", loaded, settings, "", True, [])
             tokens = [speaker.ask(QUESTION, ["1.png"], lambda _: None).answer.prompt_tokens for _ in range(2)]
@@ -132,7 +133,7 @@ def test_a_folder_answers_as_evaluate_asks_it(folder: Path, preprocess: str) -> 
     from skill_train.evaluate.backends import ask_transformers
 
     base = tiny_vision.cached(KIND)
-    pictures = RunPictures(folder, base, preprocess)
+    pictures = picture_pairs.read_by(base, folder, preprocess)
     model = Model("base", base, pictures=pictures)
     tokenizer = load_tokenizer(base)
     asked = turns(folder, "1.png")
@@ -157,7 +158,7 @@ def test_a_folder_answers_as_evaluate_asks_it(folder: Path, preprocess: str) -> 
 def test_a_folder_takes_no_text_with_a_mark_of_a_picture(folder: Path, preprocess: str, mark: str) -> None:
     """The model would look for a picture that is not there."""
     base = tiny_vision.cached(KIND)
-    model = Model("base", base, pictures=RunPictures(folder, base, preprocess))
+    model = Model("base", base, pictures=picture_pairs.read_by(base, folder, preprocess))
     settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=False, tokenizer_of=base)
     asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"What is {mark}?"}]}]
     with answering(model, settings) as loaded, pytest.raises(UsageError, match="stands for a picture") as caught:

@@ -15,7 +15,7 @@ import tiny_vision
 import training
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model, Replies, ask_pair, ask_transformers, backend_of
-from skill_train.evaluate.pictures import RunPictures, require_pictures
+from skill_train.evaluate.pictures import require_pictures
 from skill_train.evaluate.step import ROOM, questions
 from skill_train.program.encode import Encoder
 from skill_train.program.main import keep_pictures
@@ -66,7 +66,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(kind: str, here: Path, ask: Any, **values: Any) -> tuple[list[Row], Replies]:
     folder, base = here / kind, tiny_vision.cached(kind)
     rows = held_out(kind, folder)
-    model = Model("tuned", base, pictures=RunPictures(folder / "run", base))
+    model = Model("tuned", base, pictures=picture_pairs.read_by(base, folder / "run"))
     model = Model(**{**vars(model), **values})
     return rows, ask(model, questions(rows, loss_on="assistant", room=ROOM, context=None), lambda _: None)
 
@@ -113,11 +113,11 @@ def test_a_pair_answers_as_the_model_that_was_trained_on_its_pixels(here: Path) 
     folder, base, pair = here / "engine", tiny_vision.cached("gemma3"), picture_pairs.pair("gemma3")
     rows = held_out("gemma3", folder, "engine")
     asks = questions(rows, loss_on="assistant", room=ROOM, context=None)
-    seen = RunPictures(folder / "run", base, "engine")
+    seen = picture_pairs.read_by(base, folder / "run", "engine")
     own = ask_transformers(Model("tuned", base, pictures=seen), asks, lambda _: None)
     shipped = ask_pair(Model("f16", pair.text, pictures=seen, projector=pair.projector), asks, lambda _: None)
     assert shipped.losses == pytest.approx(own.losses, rel=1e-3) and shipped.answers == own.answers
-    stretched = RunPictures(folder / "run", base)
+    stretched = picture_pairs.read_by(base, folder / "run")
     other = ask_transformers(Model("tuned", base, pictures=stretched), asks, lambda _: None)
     assert other.losses[1] != pytest.approx(own.losses[1], rel=1e-2)
 
@@ -135,7 +135,9 @@ def test_another_prompt_than_that_of_the_training_is_not_asked(here: Path) -> No
     changed = [row | {"messages": _turns("Another question?", ANSWERS[0])} for row in rows[:1]]
     about = [message | {"content": "\ufffc" + message["content"]} for message in changed[0]["messages"][:1]]
     changed[0]["messages"][:1] = about
-    model = Model("f16", pair.text, pictures=RunPictures(run, tiny_vision.cached("qwen3-vl")), projector=pair.projector)
+    model = Model(
+        "f16", pair.text, pictures=picture_pairs.read_by(tiny_vision.cached("qwen3-vl"), run), projector=pair.projector
+    )
     asks = questions(changed, loss_on="assistant", room=ROOM, context=None)
     assert "chat template" in ask_pair(model, asks, lambda _: None).reason
 
@@ -168,7 +170,7 @@ def test_vllm_is_not_asked_about_pictures(here: Path, monkeypatch: pytest.Monkey
     from skill_train.evaluate import backends
 
     base = tiny_vision.cached("qwen3-vl")
-    model = Model("tuned", base, pictures=RunPictures(here, base))
+    model = Model("tuned", base, pictures=picture_pairs.read_by(base, here))
     monkeypatch.setattr(backends, "_has_vllm", lambda: True)
     monkeypatch.setattr(backends, "_has_cuda", lambda: True)
     assert backend_of(model, "auto") == (ask_transformers, "rows with pictures")

@@ -35,7 +35,7 @@ def request_here(tmp_path: Path) -> EvaluateRequest:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     base, adapter, file = tmp_path / "base", tmp_path / "adapter", tmp_path / "a.gguf"
-    pictures = RunPictures(tmp_path, base)
+    pictures = RunPictures(tmp_path, {"model": str(base), "revision": None})
     read: dict[str, Any] = {
         "base": {"model": digests(base), "adapter": None},
         "tuned": {"model": "the folder of base", "adapter": digests(adapter)},

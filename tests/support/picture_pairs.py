@@ -15,6 +15,7 @@ from typing import Any
 import gguf_maker
 import tiny
 import tiny_vision
+from skill_train.evaluate.pictures import RunPictures
 from skill_train.gguf.convert import convert_with
 from skill_train.llama import get_converter
 from skill_train.llama.pictures.compare import Pair
@@ -61,6 +62,11 @@ def question(*pictures: Any) -> PictureQuestion:
         ],
         list(pictures),
     )
+
+
+def read_by(base: Path, folder: Path, preprocess: str = "model") -> RunPictures:
+    """The pictures in a folder, as a base reads them."""
+    return RunPictures(folder, {"model": str(base), "revision": None, "preprocess": preprocess})
 
 
 def picture(width: int, height: int, *, seed: int = 0) -> Any:

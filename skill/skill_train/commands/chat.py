@@ -271,7 +271,8 @@ def _with_pictures(options: ChatOptions, chosen: Chosen, folder: Path, has_image
             got=f"a GGUF file {'without --mmproj' if is_alone else 'of a run without a projector'}",
             hint=_projector_hint(chosen) if is_alone else f"skill-train export-gguf {quoted(chosen.where)}",
         )
-    pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, chosen.model.path.parent)
+    beside = RunPictures(folder, {"model": str(chosen.model.path.parent), "revision": None})
+    pictures = replace(of_run, folder=folder) if of_run else beside
     return replace(chosen, model=replace(chosen.model, pictures=pictures, projector=projector))
 
 

@@ -21,9 +21,10 @@ from skill_train.core.worker import llama_cpp_folder, run_worker
 from skill_train.evaluate.pictures import (
     PictureTurns,
     RunPictures,
-    ServerPrompts,
+    is_asked_alike,
     picture_tensors,
     plain_generation,
+    server_prompt,
 )
 from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
 from skill_train.llama import inference
@@ -181,13 +182,14 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
     with_pictures = [question for question in questions if question.turns is not None]
-    prompts = ServerPrompts(model.pictures, load_tokenizer(model.pictures.model), MARKER)
+    tokenizer = load_tokenizer(Path(model.pictures.image["model"]))
+    reader = model.pictures.read_by(tokenizer)
     picture_questions = []
     for question in with_pictures:
         assert question.turns is not None
-        if not prompts.is_asked_alike(question.turns, question.prompt):
+        if not is_asked_alike(reader, tokenizer, question.turns, question.prompt):
             return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
-        text = prompts.text(question.turns)
+        text = server_prompt(tokenizer, question.turns, MARKER)
         picture_questions.append(
             picture_answers.PairQuestion(text, question.turns.images, question.answer, question.most)
         )

@@ -27,26 +27,11 @@ class RunPictures:
 
     Attributes:
         folder: of the run.
-        model: the folder whose tokenizer and image processor read them.
-        preprocess: of the recipe: `engine` or `model`.
-        min_pixels, max_pixels: limits of the recipe; None is the model's.
+        image: the folder whose tokenizer and image processor read them, and how the recipe does.
     """
 
     folder: Path
-    model: Path
-    preprocess: str = "model"
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-
-    @property
-    def image(self) -> ImageModel:
-        return {
-            "model": str(self.model),
-            "revision": None,
-            "preprocess": self.preprocess,
-            "min_pixels": self.min_pixels,
-            "max_pixels": self.max_pixels,
-        }
+    image: ImageModel
 
     def read_by(self, tokenizer: Any) -> Pictures:
         return Pictures(self.image, tokenizer, self.folder)
@@ -54,7 +39,14 @@ class RunPictures:
 
 def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
     recipe = plan_record.read(run.plan).recipe
-    return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
+    image: ImageModel = {
+        "model": str(base),
+        "revision": None,
+        "preprocess": recipe.preprocess,
+        "min_pixels": recipe.min_pixels,
+        "max_pixels": recipe.max_pixels,
+    }
+    return RunPictures(run.path, image)
 
 
 @dataclass(frozen=True)
@@ -129,24 +121,15 @@ def plain_generation(network: Any) -> Iterator[None]:
         network.generation_config = own
 
 
-class ServerPrompts:
-    """Prompts as llama.cpp's server writes them: a marker, as text, in place of each picture."""
+def server_prompt(tokenizer: Any, turns: PictureTurns, marker: str) -> str:
+    """The prompt as llama.cpp's server writes it: a marker, as text, in place of each picture."""
+    return by_tokenizer(tokenizer, Conversation(with_markers(turns.messages, marker), turns.tools, True))
 
-    def __init__(self, pictures: RunPictures, tokenizer: Any, marker: str) -> None:
-        self.folder, self.tokenizer, self.marker = pictures.folder, tokenizer, marker
-        self.pictures = pictures.read_by(tokenizer)
 
-    def text(self, turns: PictureTurns) -> str:
-        return self._rendered(turns, self.marker)
-
-    def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
-        """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
-        sizes: list[PictureSize] = [picture_size(image, self.folder) for image in turns.images]
-        text, _ = self.pictures.expanded(
-            self._rendered(turns, None if self.pictures.engine is None else self.pictures.mark), sizes
-        )
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
-
-    def _rendered(self, turns: PictureTurns, marker: str | None) -> str:
-        messages = turns.messages if marker is None else with_markers(turns.messages, marker)
-        return by_tokenizer(self.tokenizer, Conversation(messages, turns.tools, True))
+def is_asked_alike(pictures: Pictures, tokenizer: Any, turns: PictureTurns, prompt: list[int]) -> bool:
+    """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
+    messages = turns.messages if pictures.engine is None else with_markers(turns.messages, pictures.mark)
+    text = by_tokenizer(tokenizer, Conversation(messages, turns.tools, True))
+    sizes: list[PictureSize] = [picture_size(image, pictures.folder) for image in turns.images]
+    fed, _ = pictures.expanded(text, sizes)
+    return list(tokenizer(fed, add_special_tokens=False)["input_ids"]) == prompt
