@@ -58,31 +58,16 @@ def load_tokenizer(folder: Path) -> Any:
     """
     require_sound(folder)
     _transformers()
+    expected = "tokenizer files that transformers loads without code of the model's own"
     try:
-        tokenizer = read_tokenizer(str(folder), None)
-    except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
+        with _library_errors(f"the tokenizer in {folder} cannot be read", expected, hint="download the model again"):
+            tokenizer = read_tokenizer(str(folder), None)
+    except SkillTrainError:
         if (folder / "config.json").is_file():
             require_config(folder)
-        raise out_of_memory(error) or _unreadable(folder, error) from None
+        raise
     require_ending(tokenizer.chat_template)
     return tokenizer
-
-
-def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
-    if isinstance(error, ImportError):
-        return NotInstalled(
-            f"the tokenizer in {folder} needs a package that is not installed",
-            code="missing_package",
-            got=first_line(error)[:300],
-            hint='pip install "skill-train[train,gguf]", or the package that `got` names',
-        )
-    return UsageError(
-        f"the tokenizer in {folder} cannot be read",
-        code="broken_model",
-        expected="tokenizer files that transformers loads without code of the model's own",
-        got=f"{type(error).__name__}: {error}"[:300],
-        hint="download the model again",
-    )
 
 
 def require_config(folder: Path) -> None:
@@ -103,14 +88,16 @@ def _library_errors(
     code: str = "broken_model",
     hint: str = "correct the fault in `got`, or download the model again",
 ) -> Iterator[None]:
-    """Translates errors of a library that loads a folder, because it raises another class for every field."""
+    """Translates errors of a library that loads a folder, because it raises another class for every field, and of
+    tokenizers no class narrower than Exception."""
     try:
         yield
     except SkillTrainError:
         raise
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        package = NotInstalled(message, code="missing_package", got=got, hint="install the package that `got` names")
+        install = 'pip install "skill-train[train,gguf]", or the package that `got` names'
+        package = NotInstalled(message, code="missing_package", got=got, hint=install)
         refusal = UsageError(message, code=code, expected=expected, got=got, hint=hint)
         raise out_of_memory(error) or (package if isinstance(error, ImportError) else refusal) from error
 
