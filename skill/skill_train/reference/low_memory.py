@@ -132,18 +132,22 @@ def _read_as_stored(base: Path, dtype: str, room: _Room) -> Any:
     model = read_model(base, dtype)
     from torch import nn
 
-    wide_linear, wide_embedding = _wide_linear(), _wide_embedding()
+    wide_linear = _wide_linear()
     for module in list(model.modules()):
         if type(module) is nn.Linear:
             # This sets another class. Another `forward` in the module would be a reference cycle, which only gc would
             # free.
             module.__class__, module.room = wide_linear, room
         elif type(module) is nn.Embedding:
-            module.__class__ = wide_embedding
+            module.register_forward_hook(_as_fp32)
         else:  # norms and all other modules: small, or unknown
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     return model
+
+
+def _as_fp32(module: Any, inputs: Any, output: Any) -> Any:
+    return output.float()
 
 
 class _Room:
@@ -196,14 +200,3 @@ def _wide_linear() -> Any:
             return out.view(*input.shape[:-1], -1)
 
     return WideLinear
-
-
-@cache
-def _wide_embedding() -> Any:
-    from torch import nn
-
-    class WideEmbedding(nn.Embedding):  # type: ignore[misc]
-        def forward(self, input: Any) -> Any:
-            return nn.functional.embedding(input, self.weight, self.padding_idx).float()
-
-    return WideEmbedding
