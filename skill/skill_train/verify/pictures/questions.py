@@ -47,11 +47,9 @@ def decoded_otherwise(source: PictureSource, folder: Path | None) -> list[str]:
     """Why llama.cpp's server makes another picture of the file than the training; empty where it does not."""
     with opened_picture(source, folder) as (image, _):
         reasons = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
-        return (
-            reasons
-            if image.format in _OPENED
-            else [*reasons, f"{image.format}, which it opens with ffmpeg or not at all"]
-        )
+        if image.format not in _OPENED:
+            reasons.append(f"{image.format}, which it opens with ffmpeg or not at all")
+        return reasons
 
 
 def drawn_questions() -> list[PictureQuestion]:
