@@ -18,7 +18,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.backends import Question as Row
 from skill_train.evaluate.chat.answering import Settings, answering
 from skill_train.evaluate.pictures import PictureTurns, server_prompt
-from skill_train.llama.pictures.answers import PairQuestion, PairQuestionsJob, ask
+from skill_train.llama.pictures.answers import PairQuestion, ask
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling
 from skill_train.program.pictures.decode import picture_digest, picture_size
@@ -59,14 +59,7 @@ def test_a_pair_answers_as_evaluate_asks_it(folder: Path) -> None:
     found = []
     for name in ("1.png", "2.png"):
         text = server_prompt(load_tokenizer(base), turns(folder, name), MARKER)
-        job = PairQuestionsJob(
-            text=str(pair.text),
-            projector=str(pair.projector),
-            threads=2,
-            folder=str(folder),
-            questions=[PairQuestion(text, [name], [0], MOST)],
-        )
-        ids = ask(job).answers[0]
+        ids = ask(pair, [PairQuestion(text, [name], [0], MOST)], folder=folder, threads=2).answers[0]
         expected = load_tokenizer(base).decode(ids, skip_special_tokens=True)
         answer = chatted(pair.text, folder / name, mmproj=pair.projector)
         assert answer["answer"] == expected

@@ -30,7 +30,7 @@ from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
 from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
 from skill_train.llama.pictures import answers as picture_answers
-from skill_train.llama.pictures.compare import MARKER
+from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.machine.read import physical_cores
 from skill_train.model.foreign_files import require_sound
 from skill_train.program.pictures.tokens import Pictures
@@ -181,26 +181,25 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
-    with_pictures = [question for question in questions if question.turns is not None]
     tokenizer = load_tokenizer(Path(model.pictures.image["model"]))
     reader = model.pictures.read_by(tokenizer)
     picture_questions = []
-    for question in with_pictures:
-        assert question.turns is not None
+    for question in questions:
+        if question.turns is None:
+            continue
         if not is_asked_alike(reader, tokenizer, question.turns, question.prompt):
             return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
         text = server_prompt(tokenizer, question.turns, MARKER)
         picture_questions.append(
             picture_answers.PairQuestion(text, question.turns.images, question.answer, question.most)
         )
-    job = picture_answers.PairQuestionsJob(
-        text=str(model.path),
-        projector=str(model.projector),
+    result = picture_answers.ask(
+        Pair(model.path, model.projector),
+        picture_questions,
+        folder=model.pictures.folder,
         threads=physical_cores(),
-        folder=str(model.pictures.folder),
-        questions=picture_questions,
+        progress=lambda done, total, _: progress(done / total),
     )
-    result = picture_answers.ask(job, progress=lambda done, total, _: progress(done / total))
     others = [question for question in questions if question.turns is None]
     text_replies = ask_llama_cpp(model, others, progress) if others else Replies("llama.cpp", "cpu", [], [], None)
     sums, answers = iter(result.losses), iter(result.answers)

@@ -86,7 +86,8 @@ def marker(name: str) -> str:
 
 def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, int]:
     """The greedy answer of the pair to a prompt, without the token that ends it."""
-    from skill_train.llama.pictures.answers import PairQuestion, PairQuestionsJob, ask
+    from skill_train.llama.pictures.answers import PairQuestion, ask
+    from skill_train.llama.pictures.compare import Pair
 
     for name in MARKERS.values():
         text = text.replace(name, "<__media__>")
@@ -95,8 +96,8 @@ def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, i
         for name, picture in zip(names, pictures, strict=True):
             shown(picture).save(Path(folder) / name)
         asked = PairQuestion(text, names, [], most)
-        pair = {"text": loaded[0].model_path, "projector": str(projectors[0])}
-        result = ask(PairQuestionsJob(**pair, threads=1, folder=folder, questions=[asked]))
+        pair = Pair(Path(loaded[0].model_path), projectors[0])
+        result = ask(pair, [asked], folder=Path(folder), threads=1)
     (ids,), (ended,), (count,) = result.answers, result.stopped, result.prompt_tokens
     return (ids[:-1], "stop", count) if ended else (ids, "length", count)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.worker import run_worker
+from skill_train.llama.pictures.compare import Pair
 
 WORKER = "skill_train.llama.pictures.answers_worker"
 
@@ -54,12 +57,17 @@ class PairAnswers(msgspec.Struct, frozen=True, kw_only=True):
     answer_seconds: float
 
 
-def ask(job: PairQuestionsJob, progress: Bar | None = None) -> PairAnswers:
-    """The result of one job, from a child process. llama.cpp resizes the pictures by itself.
+def ask(
+    pair: Pair, questions: list[PairQuestion], *, folder: Path, threads: int, progress: Bar | None = None
+) -> PairAnswers:
+    """The answers of the pair, from a child process. llama.cpp resizes the pictures by itself.
 
     Raises:
         NativeCrash: llama.cpp crashed.
         VerificationFailed: it refuses one of the files, or a prompt.
         DecisionNeeded: there was not enough memory.
     """
+    job = PairQuestionsJob(
+        text=str(pair.text), projector=str(pair.projector), threads=threads, folder=str(folder), questions=questions
+    )
     return run_worker(WORKER, job, PairAnswers, progress=progress)

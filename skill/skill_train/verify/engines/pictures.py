@@ -23,7 +23,7 @@ from skill_train.llama.engines.answers import (
     EngineRun,
 )
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.pictures.answers import PairAnswers, PairQuestion, PairQuestionsJob, ask
+from skill_train.llama.pictures.answers import PairAnswers, PairQuestion, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
@@ -160,15 +160,7 @@ def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> Pair
             for name, content in zip(names, each.question.pictures, strict=True):
                 (Path(folder) / name).write_bytes(content)
             questions.append(PairQuestion(each.text, names, tokens, 1 if tokens else each.question.most))
-        return ask(
-            PairQuestionsJob(
-                text=str(pair.text),
-                projector=str(pair.projector),
-                threads=physical_cores(),
-                folder=folder,
-                questions=questions,
-            )
-        )
+        return ask(pair, questions, folder=Path(folder), threads=physical_cores())
 
 
 # --- What an engine answers ---
