@@ -16,12 +16,17 @@ from serving import put_on_path
 from skill_train.llama.engines.answers import EngineQuestion
 from skill_train.llama.engines.llama_server import _messages as of_llama_server
 from skill_train.llama.engines.ollama import _messages as of_ollama
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.compare import Pair
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, Finding, NotChecked
+from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.engines.pictures import check_pair_in_engines, picture_questions
+from skill_train.verify.questions import questions_of
+from skill_train.verify.run_checks import Findings
+from skill_train.verify.sample_texts import Sample
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +160,33 @@ def test_a_pair_that_llama_cpp_cannot_run_is_not_judged(tmp_path: Path) -> None:
     broken.write_bytes(pair.projector.read_bytes()[:4000])
     (found,) = findings("ollama", questions(), pair=Pair(pair.text, broken))
     assert isinstance(found, NotChecked) and "llama.cpp cannot run the pair" in found.reason
+
+
+def test_each_pair_is_judged_in_each_engine_that_is_here() -> None:
+    """The texts are asked too, and of an engine that is not here it is said once."""
+    pair = picture_pairs.pair("gemma3")
+    asked = questions_of(
+        tiny_vision.cached("gemma3"), adapter=None, rows=[], held_out=[], sample=Sample(answer_tokens=6)
+    )
+    engines, texts, projectors = (
+        {"llama-server": "1", "ollama": ""},
+        [read_gguf(pair.text)],
+        [read_gguf(pair.projector)],
+    )
+    found = {}
+    for pictures in (questions(), []):
+        findings = Findings()
+        request = InEngines(engines, asked, [], texts, projectors, pictures)
+        judge_in_engines(request, findings, lambda *_: None)
+        found[bool(pictures)] = {check.name: check.verdict for check in findings.checks}
+        whys = [(each.name, each.file, each.reason) for each in findings.not_checked]
+        unjudged = "llama-server: the pair was not judged, so there is nothing to hold an engine to"
+        assert whys == [
+            ("engine_prompts", "every file", "ollama: not on PATH"),
+            *([] if pictures else [("engine_pictures", "model-f16.gguf", unjudged)]),
+        ]
+    assert found[False] == dict.fromkeys(("engine_prompts", "engine_answers", "engine_stops"), "pass")
+    assert found[True] == found[False] | {"engine_pictures": "pass"}
 
 
 def test_an_engine_that_ends_at_once_fails(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def _library_errors(
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         install = 'pip install "skill-train[train,gguf]", or the package that `got` names'
-        package = NotInstalled(message, code="missing_package", got=got, hint=install)
+        needs = f"{message}: it needs a package that is not installed"
+        package = NotInstalled(needs, code="missing_package", got=got, hint=install)
         refusal = UsageError(message, code=code, expected=expected, got=got, hint=hint)
         raise out_of_memory(error) or (package if isinstance(error, ImportError) else refusal) from error
 
