@@ -11,6 +11,7 @@ from typing import Any
 
 from skill_train.llama.engines.answers import EngineAnswer
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.check import parting_place
 from skill_train.verify.engines.questions import Expected
 
 _AROUND = 40
@@ -121,8 +122,7 @@ def _by_tokens(
 ) -> tuple[Parting | None, str]:
     theirs = theirs[: expected.question.most]  # llama_cpp.server writes more, rather than half a character
     places = words.whole_characters(own) if answer.whole_characters else list(range(len(own)))
-    pairs = enumerate(zip(places, theirs, strict=False))
-    equal = next((at for at, (place, other) in pairs if own[place] != other), min(len(places), len(theirs)))
+    equal = parting_place([own[place] for place in places], theirs)
     if equal == len(places) == len(theirs):
         text = words.text(own)
         return None, _other_text(answer, own, text, expected) or _end(answer, own, text, expected)
