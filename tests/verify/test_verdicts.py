@@ -17,7 +17,15 @@ from gguf_edit import finish
 from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
-from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
+from skill_train.llama.logit_distance import (
+    Distance,
+    TokenFigures,
+    TuningShare,
+    change_of,
+    normalized,
+    summarize,
+    summarize_change,
+)
 from skill_train.llama.pictures.compare import PictureAnswer, PictureChunk
 from skill_train.llama.template import Rendered
 from skill_train.reference.load import context_length
@@ -434,12 +442,17 @@ def test_a_merge_whose_rounding_costs_more_than_half_of_the_tuning_warns(
     assert isinstance(check, Check) and check.verdict == verdict
 
 
+def share_of(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) -> TuningShare:
+    models = normalized(tuned=tuned, base=base, compared=compared)
+    return summarize_change([change_of(one["tuned"], one["base"], one["compared"]) for _, one in models])
+
+
 @pytest.mark.parametrize("times", [0.0, 0.5, 1.0, 2.0])
 def test_share_is_how_often_the_change_was_made(times: float) -> None:
     """A change of the logits that is small enough is a change of log-probabilities, up to its centre."""
     draw = np.random.default_rng(0)
     base, step = draw.normal(size=(50, 20)), 1e-4 * draw.normal(size=(50, 20))
-    found = summarize_change([compare_change(base + step, base, base + times * step + 7.0)])  # a constant is no change
+    found = share_of(base + step, base, base + times * step + 7.0)  # a constant is no change
     assert found["share"] == pytest.approx(times, abs=1e-3)
     assert found["tokens"] == 50
 
@@ -447,7 +460,7 @@ def test_share_is_how_often_the_change_was_made(times: float) -> None:
 def test_share_by_hand() -> None:
     """Two tokens, p = 1/2 each after tuning: logits (0, 0) from (0, log 3), where p was 1/4 and 3/4."""
     tuned, base = np.zeros((2, 2)), np.array([[0.0, math.log(3)]] * 2)
-    found = summarize_change([compare_change(tuned, base, base)])
+    found = share_of(tuned, base, base)
     assert found["share"] == pytest.approx(0)
     assert found["kl_between"] == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75))
     assert found["kl_tuned"] == pytest.approx(found["kl_between"])

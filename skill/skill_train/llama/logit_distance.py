@@ -157,16 +157,6 @@ class ShareFigures:
     kl_between: np.ndarray
 
 
-def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) -> ShareFigures:
-    """How much of the change from `base` to `tuned` is in `compared`. All are logits [positions, vocabulary].
-
-    A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
-    centred, so a constant that is added to all logits has no effect.
-    """
-    parts = normalized(tuned=tuned, base=base, compared=compared)
-    return join([change_of(log_p["tuned"], log_p["base"], log_p["compared"]) for _, log_p in parts])
-
-
 class TuningShare(TypedDict):
     """How much of the tuning a model contains. `share` is 1 for the tuned model, 0 for the base, and about 2 for a
     change that was applied twice; it has the half width of its 95 % interval. The mean divergences are in nats. A
@@ -199,7 +189,11 @@ def summarize_change(parts: list[ShareFigures]) -> TuningShare:
 
 
 def change_of(log_t: np.ndarray, log_b: np.ndarray, log_o: np.ndarray) -> ShareFigures:
-    """The figures of `compare_change` for positions whose logits are `normalized`: of tuned model, base and other."""
+    """How much of the change from base to tuned model is in the other model. All are `normalized`.
+
+    A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
+    centred, so a constant that is added to all logits has no effect.
+    """
     import numpy as np
 
     weight = np.exp(log_t)

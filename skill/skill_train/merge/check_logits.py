@@ -33,7 +33,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
-from skill_train.llama import logit_distance
+from skill_train.llama.logit_distance import (
+    ShareFigures,
+    TokenFigures,
+    change_of,
+    distance_of,
+    join,
+    normalized,
+    summarize,
+    summarize_change,
+)
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.reference import load as reference
@@ -248,8 +257,8 @@ def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: 
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
-    to_tuned, to_rounded, cost = (list[logit_distance.TokenFigures]() for _ in range(3))
-    changes, rounded_changes = (list[logit_distance.ShareFigures]() for _ in range(2))
+    to_tuned, to_rounded, cost = (list[TokenFigures]() for _ in range(3))
+    changes, rounded_changes = (list[ShareFigures]() for _ in range(2))
     start, of_rounded = 0, None
     with frugal_model(request.merged, task=request.task) as model:
         for number, ids in enumerate(texts.ids):
@@ -257,22 +266,25 @@ def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: 
             if logits.shape[1] != scratch.vocabulary:
                 raise _other_vocabulary(scratch.vocabulary, logits.shape[1])
             rows, following = slice(start, start + len(ids) - 1), np.asarray(ids[1:])  # no token follows the last one
-            own, merged, has_base = tuned[rows], logits[:-1], number < scratch.base_rows
-            to_tuned.append(logit_distance.compare_logits(own, merged, following))
-            if has_base:
-                changes.append(logit_distance.compare_change(own, base[rows], merged))
-            if rounded is not None:
-                to_rounded.append(logit_distance.compare_logits(rounded[rows], merged, following))
-                cost.append(logit_distance.compare_logits(own, rounded[rows], following))
-                if has_base:
-                    rounded_changes.append(logit_distance.compare_change(rounded[rows], base[rows], merged))
+            there = {"tuned": tuned, "rounded": rounded, "base": base if number < scratch.base_rows else None}
+            reference = {name: each[rows] for name, each in there.items() if each is not None}
+            for part, log_p in normalized(merged=logits[:-1], **reference):
+                own, merged, at = log_p["tuned"], log_p["merged"], following[part]
+                to_tuned.append(distance_of(own, merged, at))
+                if "base" in log_p:
+                    changes.append(change_of(own, log_p["base"], merged))
+                if "rounded" in log_p:
+                    to_rounded.append(distance_of(log_p["rounded"], merged, at))
+                    cost.append(distance_of(own, log_p["rounded"], at))
+                if "base" in log_p and "rounded" in log_p:
+                    rounded_changes.append(change_of(log_p["rounded"], log_p["base"], merged))
             start += len(ids)
             bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
     if rounded is not None:
         of_rounded = cast(Rounded, {**_summary(to_rounded), "cost": _summary(cost)})
-        share = logit_distance.summarize_change(rounded_changes)
+        share = summarize_change(rounded_changes)
         of_rounded["share"], of_rounded["share_half_width"] = share["share"], share["share_half_width"]
-    effect = cast(Effect, logit_distance.summarize_change(changes))
+    effect = cast(Effect, summarize_change(changes))
     return {"figures": _summary(to_tuned), "effect": effect, "rounded": of_rounded}
 
 
@@ -284,8 +296,8 @@ class _Compared(TypedDict):
     rounded: Rounded | None
 
 
-def _summary(parts: list[logit_distance.TokenFigures]) -> Figures:
-    return cast(Figures, logit_distance.summarize(logit_distance.join(parts)))
+def _summary(parts: list[TokenFigures]) -> Figures:
+    return cast(Figures, summarize(join(parts)))
 
 
 def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
