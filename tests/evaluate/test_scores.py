@@ -101,6 +101,13 @@ def test_an_own_scorer_gets_the_three_texts_and_may_print() -> None:
     assert got == [len("a question" + "so: 42") / 2, len("a question" + "so") / 2]
 
 
+def test_an_own_scorer_may_have_a_dataclass_whose_annotations_are_texts() -> None:
+    """dataclasses look in the module, by its name, for what an annotation says."""
+    part = "from dataclasses import dataclass\n@dataclass\nclass Part:\n    worth: int\n"
+    score = "def score(prompt, answer, expected):\n    return Part(1).worth\n"
+    assert own(f"from __future__ import annotations\n{part}{score}") == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("code", "message", "got"),
     [

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import math
 import numbers
+import sys
 import traceback
 import types
 from collections.abc import Callable
@@ -47,8 +48,9 @@ def _load(file: Path, source: bytes) -> Callable[..., Any]:
     """The function `score` of what was read when the command began."""
     if file.suffix != ".py":
         raise _bad(file, "is not a Python file", file.name)
-    module = types.ModuleType("scorer")
+    module = types.ModuleType("skill_train_user_scorer")
     module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # where dataclasses look up annotations that are texts
     try:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the user's own
     except (Exception, SystemExit) as error:
