@@ -62,6 +62,7 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
 
 def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
     from skill_train.commands import export_gguf, local
+    from skill_train.commands._shipping import ExportOptions
     from skill_train.llama import get_converter
 
     run = RunDir(folder / "run")
@@ -77,7 +78,7 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
     plan = stage("plan", partial(local.plan_of, console, _recipe(folder)))
     stage("train", partial(_trained, console, run, plan))
     stage("merge", partial(merge_run, console, run))
-    options = export_gguf.ExportOptions(quant=_QUANT)
+    options = ExportOptions(quant=_QUANT)
     stage("convert and quantize", partial(export_gguf.export_run, console, run, options, tools))
     stage("verify", partial(_verified, console, run))
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from skill_train.commands._drawing import add_row, rich_table
-from skill_train.commands._options import DEFAULT_CONTEXT, HERE
+from skill_train.commands._options import DEFAULT_CONTEXT, Number, Whole, option
 from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
@@ -21,20 +21,26 @@ from skill_train.estimate.targets import TargetDevice, find_target, machine_targ
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.gguf.quant_types import plain_type
 
+HERE = "here"  # this machine, for --for
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
+_MOST_CONTEXT = 1 << 24
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The fields of a command's options that `for_device_options` adds. `for_device` is the value of `--for`."""
+    """The options that describe a device, and what its file must keep. `for_device` is the value of `--for`."""
 
-    for_device: str | None = None
-    memory: str | None = None
-    bandwidth: str | None = None
-    context: int | None = None
-    max_size: str | None = None
-    min_speed: float | None = None
+    for_device: str | None = option(None, 'Device that the file is for, such as "iPhone 15", "M2 16GB" or here.')
+    memory: str | None = option(None, "Memory of the device, such as 8GB.  [default: from the table of devices]")
+    bandwidth: str | None = option(None, "Its memory bandwidth, such as 68GB/s.  [default: from the table of devices]")
+    context: int | None = option(
+        None,
+        f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
+        Whole(min=1, max=_MOST_CONTEXT),
+    )
+    max_size: str | None = option(None, "Largest file, such as 1.5GB.")
+    min_speed: float | None = option(None, "Minimum tokens per second.", Number(min=0, min_open=True, max=1e6))
 
 
 class FileAnswer(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def command(
     name: str, options_class: type[Options], *, examples: tuple[str, ...]
 ) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
     """Declares a command whose function takes its options and a Console and returns a Result. The name has that of its
-    group in it, and the dataclass a field for each option and argument of click."""
+    group in it; the fields of the dataclass are made by `option` and `argument`, in the order of the help."""
 
     def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
         @functools.wraps(function)
@@ -60,17 +61,16 @@ def command(
             return console.result(result)
 
         run.__doc__ = f"{inspect.getdoc(function)}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-        with_format = click.option(
-            "--format",
-            "format_",
-            type=click.Choice(FORMATS),
-            default="auto",
-            show_default=True,
-            help="auto is human on a terminal and json otherwise.",
-        )(run)
-        return click.command(name.split()[-1], epilog=_EXIT_CODES_HELP)(with_format)
+        return click.command(name.split()[-1], params=_parameters(options_class), epilog=_EXIT_CODES_HELP)(run)
 
     return wrap
+
+
+def _parameters(options_class: type[Any]) -> list[click.Parameter]:
+    says = "auto is human on a terminal and json otherwise."
+    kind = click.Choice(FORMATS)
+    format_ = click.Option(["--format", "format_"], type=kind, default="auto", show_default=True, help=says)
+    return [format_, *(field.metadata["click"](field.name) for field in dataclasses.fields(options_class))]
 
 
 def _run_in_hints(options: object) -> AbstractContextManager[None]:

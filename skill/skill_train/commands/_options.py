@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from skill_train.core.console import Result
 from skill_train.core.errors import UsageError
 
 RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
+DEFAULT_CONTEXT = 4096  # tokens
+DEFAULT_HOURS = 8.0
 
-
-@dataclass(frozen=True)
-class RecipeFlags:
-    """The fields of a command's options that `recipe_options` adds."""
-
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    max_steps: int | None = None
-    max_length: int | None = None
-    dtype: str | None = None
+Value = TypeVar("Value")
 
 
 class PathArgument(click.Path):
@@ -44,6 +35,8 @@ class PathArgument(click.Path):
 PATH, RUN = PathArgument(path_type=Path), PathArgument(path_type=str)  # RUN may be a path or an id
 MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
+Whole = click.IntRange
+
 
 class Number(click.FloatRange):
     """A range without NaN, which is in every range of click 8, because no comparison with it is true."""
@@ -57,74 +50,72 @@ class Number(click.FloatRange):
 
 DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
 HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
-DEFAULT_HOURS = 8.0
 BITS = Number(min=2, max=9)  # a weight
 DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
-def _together(*options: Callable[[Callable[..., Result]], Callable[..., Result]]) -> Callable[..., Any]:
-    def add(function: Callable[..., Result]) -> Callable[..., Result]:
-        for option in reversed(options):
-            function = option(function)
-        return function
+def option(
+    default: Value, says: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
+) -> Value:
+    """A field of a command's options, with the option of click that sets it.
 
-    return add
+    False makes it a flag, and an empty tuple an option that can be repeated. The help shows any other default, but for
+    None, where `says` has it. A tuple as `kind` are the words to choose from.
+    """
+    if default is False:
+        settings["is_flag"] = True
+    elif default == ():
+        settings["multiple"] = True
+    elif default is not None:
+        settings |= {"default": default, "show_default": True}
+    type_ = click.Choice(kind) if isinstance(kind, tuple) else kind
 
+    def declared(name: str) -> click.Parameter:
+        return click.Option([option_of(name), name], type=type_, help=says, **settings)
 
-# The options that `plan`, `local` and `submit` share.
-recipe_options = _together(
-    click.option("--model", help="Base model: folder or Hub id."),
-    click.option("--data", help="Dataset: file, folder or Hub id."),
-    click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
-    click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: from num_train_epochs]"),
-    click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
-    click.option(
-        "--dtype",
-        type=click.Choice(("float32", "bfloat16", "float16")),
-        help="Precision.  [default: depends on the device]",
-    ),
-)
-
-device_option = click.option(
-    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Device to train on.  [default: the best available]"
-)
-
-engine_device_option = click.option(
-    "--device", type=click.Choice(("cpu", "gpu")), help="Where to run.  [default: the GPU if llama.cpp has one]"
-)
-
-DEFAULT_CONTEXT = 4096  # tokens
-
-context_option = click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=DEFAULT_CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
-
-flavor_option = click.option(
-    "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]"
-)
+    return field(default=default, metadata={"click": declared})
 
 
-HERE = "here"  # this machine, for --for
-_MOST_CONTEXT = 1 << 24
+def argument(kind: click.ParamType[Any] | None = None, *, required: bool = True, **settings: Any) -> Any:
+    """A field of a command's options, with the argument of click that sets it."""
+
+    def declared(name: str) -> click.Parameter:
+        return click.Argument([name], type=kind, required=required, **settings)
+
+    return field(default=MISSING if required else None, metadata={"click": declared})
 
 
-# The options that describe a device, and what its file must keep.
-for_device_options = _together(
-    click.option("--for", "for_device", help='Device that the file is for, such as "iPhone 15", "M2 16GB" or here.'),
-    click.option("--memory", help="Memory of the device, such as 8GB.  [default: from the table of devices]"),
-    click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: from the table of devices]"),
-    click.option(
-        "--context",
-        type=click.IntRange(min=1, max=_MOST_CONTEXT),
-        help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
-    ),
-    click.option("--max-size", help="Largest file, such as 1.5GB."),
-    click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Minimum tokens per second."),
-)
+@dataclass(frozen=True)
+class RecipeFlags:
+    """The options that `plan`, `local` and `submit` share."""
+
+    model: str | None = option(None, "Base model: folder or Hub id.")
+    data: str | None = option(None, "Dataset: file, folder or Hub id.")
+    split: str | None = option(None, "Part of the dataset, such as train[:500].  [default: train]")
+    max_steps: int | None = option(None, "Optimizer steps.  [default: from num_train_epochs]", Whole(min=1))
+    max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))
+    dtype: str | None = option(None, "Precision.  [default: depends on the device]", ("float32", "bfloat16", "float16"))
+
+
+def device_option() -> str | None:
+    return option(None, "Device to train on.  [default: the best available]", ("cuda", "mps", "cpu"))
+
+
+def engine_device_option() -> str | None:
+    return option(None, "Where to run.  [default: the GPU if llama.cpp has one]", ("cpu", "gpu"))
+
+
+def context_option() -> int:
+    says = "Longest prompt with its answer, in tokens; at most what the model takes."
+    return option(DEFAULT_CONTEXT, says, Whole(16, 1_000_000))
+
+
+def flavor_option() -> str | None:
+    return option(None, "Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]")
+
+
+def run_dir_option() -> Path | None:
+    return option(None, "Folder of the run.  [default: RUN; runs/<run id> for a job's id]", PATH)
 
 
 def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:

@@ -19,7 +19,9 @@ from skill_train.commands._for_device import (
     device_question,
     with_i_quants,
 )
+from skill_train.commands._options import BITS, DIVERGENCE, PATH, argument, option
 from skill_train.commands._outputs import ListedFile
+from skill_train.commands._projector import CHOICES
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.estimate.decode import is_looked_up
@@ -36,20 +38,60 @@ DEFAULT_TYPES = "q8_0,q4_k_m"
 
 
 @dataclass(frozen=True)
-class FileOptions(DeviceOptions):
-    """The options of an export that say which files it makes, and for which device."""
+class _FileOptions:
+    """What the help shows before the options of a device."""
 
-    quant: str | None = None
-    bits: float | None = None
-    max_kl: float | None = None
-    mix: Path | None = None
+    run: Path | None = argument(PATH, required=False)
+    quant: str | None = option(
+        None,
+        "Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
+        f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and "
+        "up to two i-quants]",
+    )
+    out: Path | None = option(
+        None,
+        "Folder for the files of a model folder; those of RUN go to RUN/gguf.  [default: FOLDER-gguf]",
+        PATH,
+    )
+    lora: bool = option(False, "Export only the adapter, for use with a GGUF file of its base model.")
+    mmproj: str | None = option(
+        None,
+        "Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
+        "for a run of a model that is also trained for its text alone, such as Gemma 3]",
+        CHOICES,
+    )
+    modelfile: str | None = option(
+        None,
+        "Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
+    )
+    imatrix: str | None = option(
+        None,
+        "Importance matrix for types below q6: auto computes it from RUN's training rows and uses it where that is "
+        "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
+        metavar="auto|none|FILE",
+    )
+
+
+@dataclass(frozen=True)
+class ExportOptions(DeviceOptions, _FileOptions):
+    max_kl: float | None = option(
+        None, "Largest divergence from the unquantized file, in nats a token, for --for.", DIVERGENCE
+    )
+    bits: float | None = option(None, "Average bits per weight for --quant auto, instead of --max-size.", BITS)
+    mix: Path | None = option(
+        None, "File with the types of --quant auto, such as quantize.json of another run; none is measured.", PATH
+    )
+    llama_cpp: Path | None = option(
+        None, "llama.cpp checkout with the converter.  [default: downloaded once and cached]", PATH
+    )
+    fetch: bool = option(False, "Download the converter into the cache; without RUN, do nothing else.")
 
     @property
     def is_for_device(self) -> bool:
         return self.for_device is not None or self.memory is not None
 
 
-def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile | None]:
+def wanted_types(options: ExportOptions) -> tuple[list[str], MixTarget | MixFile | None]:
     """The types to make, and what a mix may weigh, or the types in it. For a device these are the candidates, and
     `--max-size` is a limit, unless a mix is asked for too."""
     usual = ",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES
@@ -59,7 +101,7 @@ def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile |
     return target_of(quant, size, options.bits, options.mix)
 
 
-def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQuestion | None:
+def question_of(options: ExportOptions, model: Path, *, matrix: bool) -> DeviceQuestion | None:
     """The device that the files are for; None for none. `matrix` as in `with_i_quants`."""
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model

@@ -14,7 +14,20 @@ from msgspec.structs import replace
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
-from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, option_of, set_options
+from skill_train.commands._options import (
+    DEFAULT_HOURS,
+    DOLLARS,
+    HOURS,
+    PATH,
+    RECIPE_OPTIONS,
+    RecipeFlags,
+    Whole,
+    argument,
+    flavor_option,
+    option,
+    option_of,
+    set_options,
+)
 from skill_train.commands._planning import load_recipe, mapping_in, plan_from_metadata
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, quoted
@@ -35,22 +48,36 @@ from skill_train.run.plan_record import Plan
 
 @dataclass(frozen=True)
 class SubmitOptions(RecipeFlags):
-    source: Path | None = None
-    flavor: str | None = None
-    timeout: str | None = None
-    max_cost: float | None = None
-    max_hours: float = DEFAULT_HOURS
-    namespace: str | None = None
-    hub_model_id: str | None = None
-    data_repo: str | None = None
-    run_dir: Path | None = None
-    dry_run: bool = False
-    rehearse: bool = False
-    force_new: bool = False
-    backend: str = "hf_jobs"
-    nodes: int = 1
-    infra: str | None = None
-    yes: bool = False
+    source: Path | None = argument(PATH, required=False, metavar="[RECIPE|PLAN|RUN]")
+    flavor: str | None = flavor_option()
+    timeout: str | None = option(None, "Time limit of the job: 90m, 2h, or seconds.  [default: above the estimate]")
+    max_cost: float | None = option(
+        None,
+        "Most dollars that all jobs of the plan together may cost.  [default: none; --yes accepts the shown cost]",
+        DOLLARS,
+    )
+    max_hours: float = option(DEFAULT_HOURS, "Longest acceptable run, in hours, when the flavor is chosen.", HOURS)
+    namespace: str | None = option(None, "User or organisation that runs and pays for the job.  [default: you]")
+    hub_model_id: str | None = option(
+        None, "Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]"
+    )
+    data_repo: str | None = option(
+        None, "Private dataset repository for local data.  [default: the bucket of the jobs]"
+    )
+    run_dir: Path | None = option(None, "Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]", PATH)
+    dry_run: bool = option(False, "Check everything and print the job; send nothing.")
+    rehearse: bool = option(False, "Run two steps of the job on this machine, in a temporary folder; send nothing.")
+    force_new: bool = option(False, "Start another job even if one of this plan is running or done.")
+    backend: str = option(
+        "hf_jobs",
+        "Hugging Face Jobs, a SkyPilot task for other clouds, or a notebook for Google Colab.",
+        ("hf_jobs", "skypilot", "colab"),
+    )
+    nodes: int = option(1, "Number of machines; skypilot only.", Whole(1, 1000))
+    infra: str | None = option(
+        None, "Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
+    )
+    yes: bool = option(False, "Accept the shown cost and uploads, and start the job.")
 
     @property
     def recipe_flags(self) -> dict[str, object]:

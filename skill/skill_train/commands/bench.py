@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-import click
-
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, engine_device_option
+from skill_train.commands._options import PATH, Whole, argument, engine_device_option, option
 from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.units import size
@@ -29,11 +27,19 @@ _PROMPT, _ANSWER = 512, 128  # those of llama-bench
 
 @dataclass(frozen=True)
 class BenchOptions:
-    files: tuple[Path, ...]
-    device: str | None = None
-    prompt_tokens: int | None = None
-    answer_tokens: int | None = None
-    rounds: int = 5
+    files: tuple[Path, ...] = argument(PATH, metavar="RUN|FILE...", nargs=-1)
+    device: str | None = engine_device_option()
+    prompt_tokens: int | None = option(
+        None,
+        f"Tokens that are read at once.  [default: {_PROMPT}, or what the model has]",
+        Whole(min=1, max=_MOST_TOKENS),
+    )
+    answer_tokens: int | None = option(
+        None,
+        f"Tokens that are written one after the other.  [default: {_ANSWER}, or what the model has]",
+        Whole(min=1, max=_MOST_TOKENS),
+    )
+    rounds: int = option(5, "Runs of each; the median counts.", Whole(min=1, max=_MOST_ROUNDS))
 
 
 class Phase(TypedDict):
@@ -66,25 +72,6 @@ class BenchedFile(TypedDict):
     "bench",
     BenchOptions,
     examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
-)
-@click.argument("files", metavar="RUN|FILE...", type=PATH, nargs=-1, required=True)
-@engine_device_option
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(min=1, max=_MOST_TOKENS),
-    help=f"Tokens that are read at once.  [default: {_PROMPT}, or what the model has]",
-)
-@click.option(
-    "--answer-tokens",
-    type=click.IntRange(min=1, max=_MOST_TOKENS),
-    help=f"Tokens that are written one after the other.  [default: {_ANSWER}, or what the model has]",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1, max=_MOST_ROUNDS),
-    default=5,
-    show_default=True,
-    help="Runs of each; the median counts.",
 )
 def bench(options: BenchOptions, console: Console) -> Result:
     """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import click
-
 from skill_train.cloud import bucket, find_run, poll
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import until_end
-from skill_train.commands._options import RUN
+from skill_train.commands._options import RUN, argument
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub import jobs
@@ -22,7 +20,7 @@ CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 
 @dataclass(frozen=True)
 class CancelOptions:
-    run: str
+    run: str = argument(RUN)
 
 
 @command(
@@ -30,7 +28,6 @@ class CancelOptions:
     CancelOptions,
     examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
 )
-@click.argument("run", type=RUN)
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run)

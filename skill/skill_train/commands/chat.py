@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_proof, warn_of_system
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context_option, engine_device_option
+from skill_train.commands._options import PATH, Number, Whole, argument, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
@@ -30,19 +29,26 @@ _SIGN = "> "
 
 @dataclass(frozen=True)
 class ChatOptions:
-    model: Path
-    prompt: str | None = None
-    file: str | None = None
-    compare: str | None = None
-    image: tuple[Path, ...] = ()
-    mmproj: Path | None = None
-    system: str | None = None
-    temperature: float | None = None
-    seed: int = 0
-    max_tokens: int = TOKENS
-    context: int = DEFAULT_CONTEXT
-    raw: bool = False
-    device: str | None = None
+    model: Path = argument(PATH, metavar="RUN|FILE.gguf")
+    prompt: str | None = option(None, "Ask once and end.  [default: a conversation in the terminal]")
+    file: str | None = option(
+        None,
+        "base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
+    )
+    compare: str | None = option(None, "Second model, side by side: as --file, or another run or GGUF file.")
+    image: tuple[Path, ...] = option((), "Picture for the first question; repeat for more.", PATH)
+    mmproj: Path | None = option(None, "File of the projector, for a GGUF file without a run.", PATH)
+    system: str | None = option(None, "System message.")
+    temperature: float | None = option(
+        None,
+        "0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
+        Number(min=0, max=10),
+    )
+    seed: int = option(0, "Seed of the random numbers.", Whole(0))
+    max_tokens: int = option(TOKENS, "Longest answer, in tokens.", Whole(1, 100_000))
+    context: int = context_option()
+    device: str | None = engine_device_option()
+    raw: bool = option(False, "Continue the text as it stands, without a chat template.")
 
 
 @dataclass
@@ -81,32 +87,6 @@ class _Speaker:
         'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
     ),
 )
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
-@click.option(
-    "--file",
-    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
-)
-@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
-@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
-@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
-@click.option("--system", help="System message.")
-@click.option(
-    "--temperature",
-    type=Number(min=0, max=10),
-    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random numbers.")
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 100_000),
-    default=TOKENS,
-    show_default=True,
-    help="Longest answer, in tokens.",
-)
-@context_option
-@engine_device_option
-@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
 def chat(options: ChatOptions, console: Console) -> Result:
     """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
     if options.prompt is None and not console.is_conversation:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import msgspec
 
 from skill_train.commands._data_view import draw_data
 from skill_train.commands._frame import command
 from skill_train.commands._inspecting import inspected
-from skill_train.commands._options import PATH, set_options
+from skill_train.commands._options import PATH, Whole, argument, option, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
@@ -47,13 +46,23 @@ _UNMAPPED = (
 
 @dataclass(frozen=True)
 class DataOptions:
-    dataset: str | None = None
-    recipe: Path | None = None
-    model: str | None = None
-    method: str = "sft"
-    split: str | None = None
-    max_length: int | None = None
-    fix: Path | None = None
+    dataset: str | None = argument(required=False)
+    recipe: Path | None = option(
+        None, "Recipe with the mapping to use (format, columns), and its dataset without DATASET.", PATH
+    )
+    model: str | None = option(None, "Model whose tokenizer and chat template count the tokens: folder or Hub id.")
+    method: str = option(
+        "sft",
+        "Method to check the dataset for; only sft can be trained here.",
+        ("sft", "dpo", "kto", "grpo", "reward"),
+    )
+    split: str | None = option(None, "Part of the dataset, such as train[:500].  [default: train]")
+    max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))
+    fix: Path | None = option(
+        None,
+        "New .jsonl file for the usable rows, mapped, or as --recipe names them. The dataset is not changed.",
+        PATH,
+    )
 
 
 @command(
@@ -63,25 +72,6 @@ class DataOptions:
         "skill-train data tickets.jsonl",
         "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
     ),
-)
-@click.argument("dataset", required=False)
-@click.option(
-    "--recipe", type=PATH, help="Recipe with the mapping to use (format, columns), and its dataset without DATASET."
-)
-@click.option("--model", help="Model whose tokenizer and chat template count the tokens: folder or Hub id.")
-@click.option(
-    "--method",
-    type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
-    default="sft",
-    show_default=True,
-    help="Method to check the dataset for; only sft can be trained here.",
-)
-@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
-@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
-@click.option(
-    "--fix",
-    type=PATH,
-    help="New .jsonl file for the usable rows, mapped, or as --recipe names them. The dataset is not changed.",
 )
 def data(options: DataOptions, console: Console) -> Result:
     """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
@@ -14,7 +13,8 @@ from skill_train.commands._base_model import base_of, merge_run
 from skill_train.commands._drawing import draw_text, rich_table
 from skill_train.commands._export import NONE
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, option
+from skill_train.commands._shipping import ExportOptions
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import FileDigest, digests
@@ -46,8 +46,12 @@ _FILES = 3  # rows of the table before the first file: base, adapter, merged
 
 @dataclass(frozen=True)
 class DemoOptions:
-    method: str = "text"
-    run_dir: Path | None = None
+    method: str = option(
+        "text",
+        "Demo to run. text: letters to a shop become JSON; vision: drawn squares are described in words.",
+        METHODS,
+    )
+    run_dir: Path | None = option(None, "Folder of the run.  [default: runs/demo; for vision runs/demo-vision]", PATH)
 
     @property
     def folder(self) -> Path:
@@ -80,14 +84,6 @@ class _Chain:
         "skill-train demo --run-dir runs/demo --format json",
     ),
 )
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=DemoOptions.method,
-    show_default=True,
-    help="Demo to run. text: letters to a shop become JSON; vision: drawn squares are described in words.",
-)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/demo; for vision runs/demo-vision]")
 def demo(options: DemoOptions, console: Console) -> Result:
     """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
     folder = RunDir(options.folder)
@@ -115,7 +111,7 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
     matrix = NONE if method == "vision" else None  # all of its rows have pictures, of which there is no matrix
-    export_gguf.export_run(console, run, export_gguf.ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
+    export_gguf.export_run(console, run, ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
     exported = export_record.outputs(run.path, "convert", "quantize")
     projector = export_record.outputs(run.path, "mmproj") if method == "vision" else {}
     verify.verify_run(console, run, 2048)

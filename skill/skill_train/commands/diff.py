@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from skill_train.commands._drawing import add_row, folding_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, argument
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.run.compare_runs import Comparison, RunDifference, compare, read_run
@@ -25,8 +23,8 @@ _SHOWN = 60  # characters of a value; the files hold the whole
 
 @dataclass(frozen=True)
 class DiffOptions:
-    run_a: Path
-    run_b: Path
+    run_a: Path = argument(PATH)
+    run_b: Path = argument(PATH)
 
 
 @command(
@@ -34,8 +32,6 @@ class DiffOptions:
     DiffOptions,
     examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
 )
-@click.argument("run_a", type=PATH)
-@click.argument("run_b", type=PATH)
 def diff(options: DiffOptions, console: Console) -> Result:
     """Compare two runs: the recipes must be equal, the machines may differ."""
     a, b = (read_run(_opened(path)) for path in (options.run_a, options.run_b))

@@ -10,14 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
 from skill_train.commands._doctor_checks import DoctorCheck
 from skill_train.commands._doctor_packages import Package
 from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
 from skill_train.commands._frame import command
+from skill_train.commands._options import option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
@@ -36,11 +35,10 @@ _TRAIN, _GGUF = checks.EXTRAS["train"], checks.EXTRAS["gguf"]
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    self_test: bool = False
+    self_test: bool = option(False, "Also run all steps on the embedded model, offline: about a minute.")
 
 
 @command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
-@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
 def doctor(options: DoctorOptions, console: Console) -> Result:
     """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
     packages = _doctor_packages.packages()

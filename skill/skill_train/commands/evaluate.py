@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
@@ -14,7 +13,7 @@ from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_p
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, PATH
+from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, quoted
@@ -38,44 +37,31 @@ _Figures = TypeVar("_Figures", ModelFigures, FigureDifference)
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    run: Path
-    gguf: tuple[Path, ...] = ()
-    rows: int = ROWS
-    score: str | None = None
-    pattern: str | None = None
-    scorer: Path | None = None
-    backend: str = "auto"
+    run: Path = argument(PATH)
+    gguf: tuple[Path, ...] = option((), "GGUF file; repeat for more.  [default: all in RUN/gguf]", PATH)
+    rows: int = option(ROWS, "Maximum number of held-out rows, spread evenly over the file.", Whole(1, MOST_COUNTED))
+    score: str | None = option(
+        None,
+        "Score to add to exact match: equal matches of --pattern, or valid JSON.  [default: the recipe's]",
+        ("exact", "regex", "json"),
+    )
+    pattern: str | None = option(
+        None, "Regular expression for --score regex; compares its first group, or the whole match."
+    )
+    scorer: Path | None = option(
+        None, "Your own score: a Python file with score(prompt, answer, expected) -> float.", PATH
+    )
+    backend: str = option(
+        "auto",
+        "Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
+        ("auto", "transformers", "vllm"),
+    )
 
 
 @command(
     "evaluate",
     EvaluateOptions,
     examples=("skill-train evaluate runs/first", "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py"),
-)
-@click.argument("run", type=PATH)
-@click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
-@click.option(
-    "--rows",
-    type=click.IntRange(1, MOST_COUNTED),
-    default=ROWS,
-    show_default=True,
-    help="Maximum number of held-out rows, spread evenly over the file.",
-)
-@click.option(
-    "--score",
-    type=click.Choice(("exact", "regex", "json")),
-    help="Score to add to exact match: equal matches of --pattern, or valid JSON.  [default: the recipe's]",
-)
-@click.option("--pattern", help="Regular expression for --score regex; compares its first group, or the whole match.")
-@click.option(
-    "--scorer", type=PATH, help="Your own score: a Python file with score(prompt, answer, expected) -> float."
-)
-@click.option(
-    "--backend",
-    type=click.Choice(("auto", "transformers", "vllm")),
-    default="auto",
-    show_default=True,
-    help="Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
 )
 def evaluate(options: EvaluateOptions, console: Console) -> Result:
     """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
@@ -29,12 +28,11 @@ from skill_train.commands._export_answer import (
     require_file_for_modelfile,
     result_of,
 )
-from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
-from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, option_of, require_only_run
+from skill_train.commands._options import option_of, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
+from skill_train.commands._shipping import ExportOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import remove_leftovers
@@ -53,18 +51,6 @@ if TYPE_CHECKING:
     from skill_train.gguf.mix_file import MixFile
 
 
-@dataclass(frozen=True)
-class ExportOptions(FileOptions):
-    run: Path | None = None
-    out: Path | None = None
-    lora: bool = False
-    mmproj: str | None = None
-    modelfile: str | None = None
-    imatrix: str | None = None
-    llama_cpp: Path | None = None
-    fetch: bool = False
-
-
 @command(
     "export-gguf",
     ExportOptions,
@@ -73,49 +59,6 @@ class ExportOptions(FileOptions):
         "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
     ),
 )
-@click.argument("run", type=PATH, required=False)
-@click.option(
-    "--quant",
-    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
-    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and up "
-    "to two i-quants]",
-)
-@click.option(
-    "--out",
-    type=PATH,
-    help="Folder for the files of a model folder; those of RUN go to RUN/gguf.  [default: FOLDER-gguf]",
-)
-@click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
-@click.option(
-    "--mmproj",
-    type=click.Choice(CHOICES),
-    help="Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
-    "for a run of a model that is also trained for its text alone, such as Gemma 3]",
-)
-@click.option(
-    "--modelfile",
-    help="Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
-)
-@click.option(
-    "--imatrix",
-    metavar="auto|none|FILE",
-    help="Importance matrix for types below q6: auto computes it from RUN's training rows and uses it where that is "
-    "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
-)
-@for_device_options
-@click.option(
-    "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
-)
-@click.option("--bits", type=BITS, help="Average bits per weight for --quant auto, instead of --max-size.")
-@click.option(
-    "--mix",
-    type=PATH,
-    help="File with the types of --quant auto, such as quantize.json of another run; none is measured.",
-)
-@click.option(
-    "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
-)
-@click.option("--fetch", is_flag=True, help="Download the converter into the cache; without RUN, do nothing else.")
 def export_gguf(options: ExportOptions, console: Console) -> Result:
     """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
     from skill_train.llama import get_converter

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
@@ -26,8 +25,9 @@ from skill_train.commands._options import (
     PATH,
     RECIPE_OPTIONS,
     RecipeFlags,
+    argument,
     device_option,
-    recipe_options,
+    option,
     set_options,
     words_of,
 )
@@ -48,11 +48,11 @@ from skill_train.train import measured_speed
 class LocalOptions(RecipeFlags):
     """`recipe` is a recipe file, or a plan that `skill-train plan --out` wrote."""
 
-    recipe: Path | None = None
-    device: str | None = None
-    force: bool = False
-    run_dir: Path | None = None
-    resume: bool = False
+    recipe: Path | None = argument(PATH, required=False)
+    device: str | None = device_option()
+    force: bool = option(False, "Train in spite of a known risk: a --dtype that may end in NaN, or too little memory.")
+    run_dir: Path | None = option(None, "Folder of the run.  [default: runs/<data>-<recipe hash>]", PATH)
+    resume: bool = option(False, "Continue the run in --run-dir from its newest complete checkpoint.")
 
     @property
     def names_a_recipe(self) -> bool:
@@ -72,14 +72,6 @@ class LocalOptions(RecipeFlags):
         "skill-train local recipe.yaml",
     ),
 )
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option(
-    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
-)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
-@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
 def local(options: LocalOptions, console: Console) -> Result:
     """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:

@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import click
-
 from skill_train.cloud import find_run, poll
 from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, RUN
+from skill_train.commands._options import MOST_COUNTED, RUN, Whole, argument, option
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 
@@ -20,20 +18,15 @@ _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
 
 @dataclass(frozen=True)
 class LogsOptions:
-    run: str
-    follow: bool = False
-    tail: int | None = None
+    run: str = argument(RUN)
+    follow: bool = option(False, "Keep printing until the job has ended.")
+    tail: int | None = option(None, "Number of lines to show, from the end.  [default: all]", Whole(1, MOST_COUNTED))
 
 
 @command(
     "logs",
     LogsOptions,
     examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
-)
-@click.argument("run", type=RUN)
-@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
-@click.option(
-    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
 )
 def logs(options: LogsOptions, console: Console) -> Result:
     """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from skill_train.commands._base_model import base_folder, merge_folders, merge_run
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, require_only_run
+from skill_train.commands._options import PATH, argument, option, require_only_run
 from skill_train.commands._outputs import merge_record_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
@@ -21,12 +19,17 @@ from skill_train.run.train_record import stops_of
 
 @dataclass(frozen=True)
 class MergeOptions:
-    run: Path | None = None
-    base: str | None = None
-    adapter: Path | None = None
-    out: Path | None = None
-    dtype: str | None = None
-    gate: str = "auto"
+    run: Path | None = argument(PATH, required=False)
+    base: str | None = option(None, "Base model: folder or Hub id. Without RUN.")
+    adapter: Path | None = option(None, "Folder of a PEFT LoRA adapter. Without RUN.", PATH)
+    out: Path | None = option(None, "Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]", PATH)
+    dtype: str | None = option(None, "Stored type.  [default: the base's]", ("float32", "bfloat16", "float16"))
+    gate: str = option(
+        "auto",
+        "What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
+        "up to 250M weights, and for adapters with more than the matrices A and B.",
+        ("auto", "weights", "answers"),
+    )
 
 
 @command(
@@ -36,21 +39,6 @@ class MergeOptions:
         "skill-train merge runs/first",
         "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
     ),
-)
-@click.argument("run", type=PATH, required=False)
-@click.option("--base", help="Base model: folder or Hub id. Without RUN.")
-@click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
-@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
-@click.option(
-    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
-)
-@click.option(
-    "--gate",
-    type=click.Choice(("auto", "weights", "answers")),
-    default="auto",
-    show_default=True,
-    help="What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
-    "up to 250M weights, and for adapters with more than the matrices A and B.",
 )
 def merge(options: MergeOptions, console: Console) -> Result:
     """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 from msgspec.structs import replace
 
@@ -35,11 +34,11 @@ from skill_train.commands._options import (
     PATH,
     RECIPE_OPTIONS,
     RecipeFlags,
+    argument,
     device_option,
     flavor_option,
-    for_device_options,
+    option,
     option_of,
-    recipe_options,
     set_options,
     words_of,
 )
@@ -67,14 +66,25 @@ _DEVICE_OPTIONS = ("for_device", "memory", "bandwidth", "context", "max_size", "
 
 
 @dataclass(frozen=True)
-class PlanOptions(DeviceOptions, RecipeFlags):
-    recipe: Path | None = None
-    device: str | None = None
-    where: str | None = None
-    flavor: str | None = None
-    max_hours: float = DEFAULT_HOURS
-    quant: str | None = None
-    out: Path | None = None
+class _WhereOptions(RecipeFlags):
+    """What the help shows before the options of a device."""
+
+    recipe: Path | None = argument(PATH, required=False)
+    device: str | None = device_option()
+    where: str | None = option(None, "Override the rules.  [default: the rules decide]", ("local", "cloud"))
+    flavor: str | None = flavor_option()
+    max_hours: float = option(
+        DEFAULT_HOURS, "Longest acceptable run, in hours; a longer one is planned for the cloud.", HOURS
+    )
+
+
+@dataclass(frozen=True)
+class PlanOptions(DeviceOptions, _WhereOptions):
+    quant: str | None = option(
+        None,
+        f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
+    )
+    out: Path | None = option(None, "File for the plan; `skill-train local PLAN` runs it.", PATH)
 
 
 @command(
@@ -86,24 +96,6 @@ class PlanOptions(DeviceOptions, RecipeFlags):
         'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
     ),
 )
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
-@flavor_option
-@click.option(
-    "--max-hours",
-    type=HOURS,
-    default=DEFAULT_HOURS,
-    show_default=True,
-    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
-)
-@for_device_options
-@click.option(
-    "--quant",
-    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
-)
-@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
 def plan(options: PlanOptions, console: Console) -> Result:
     """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from skill_train.cloud import bucket, find_run
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
@@ -16,7 +14,7 @@ from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import why_not_pushed
-from skill_train.commands._options import PATH, RUN
+from skill_train.commands._options import RUN, argument, run_dir_option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed, quoted
 from skill_train.core.units import megabytes
@@ -27,8 +25,8 @@ from skill_train.run.folder import RunDir
 
 @dataclass(frozen=True)
 class PullOptions:
-    run: str
-    run_dir: Path | None = None
+    run: str = argument(RUN)
+    run_dir: Path | None = run_dir_option()
 
 
 @command(
@@ -39,8 +37,6 @@ class PullOptions:
         "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
     ),
 )
-@click.argument("run", type=RUN)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 def pull(options: PullOptions, console: Console) -> Result:
     """Fetch the adapter and the records of a job, with their digests checked, for merge and export.
 

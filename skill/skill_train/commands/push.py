@@ -6,12 +6,11 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import click
 import msgspec
 
 from skill_train.commands._ended_training import smoke_failure, warn_of_base_rows
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, argument, option
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
@@ -40,12 +39,16 @@ from skill_train.run.lock import locked
 
 @dataclass(frozen=True)
 class PushOptions:
-    run: Path
-    repo: str | None = None
-    part: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    public: bool = False
-    dry_run: bool = False
+    run: Path = argument(PATH)
+    repo: str | None = option(None, "Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
+    part: tuple[str, ...] = option(
+        (),
+        "Part to push; repeat for more.  [default: the GGUF files and the adapter]",
+        ("gguf", "adapter", "merged"),
+    )
+    include: tuple[str, ...] = option((), "Another file to push that is left out by default, such as a program.")
+    public: bool = option(False, "Make a new repository public.  [default: private]")
+    dry_run: bool = option(False, "List files and sizes; send nothing.")
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,6 @@ class _Push:
         "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
     ),
 )
-@click.argument("run", type=PATH)
-@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
-@click.option(
-    "--part",
-    type=click.Choice(("gguf", "adapter", "merged")),
-    multiple=True,
-    help="Part to push; repeat for more.  [default: the GGUF files and the adapter]",
-)
-@click.option("--include", multiple=True, help="Another file to push that is left out by default, such as a program.")
-@click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
-@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
 def push(options: PushOptions, console: Console) -> Result:
     """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
     with locked(open_run(options.run), "push"):  # the files that are sent are those whose digests the proof has

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import warn_of_base_rows
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, argument, option
 from skill_train.core.console import Console, Result
 from skill_train.run.folder import open_run
 
@@ -21,8 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    runs: tuple[Path, ...]
-    out: Path | None = None
+    runs: tuple[Path, ...] = argument(PATH, nargs=-1)
+    out: Path | None = option(
+        None, "File for the page.  [default: report.html, or compared.html, in the first run]", PATH
+    )
 
 
 @command(
@@ -30,8 +30,6 @@ class ReportOptions:
     ReportOptions,
     examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
 )
-@click.argument("runs", type=PATH, nargs=-1, required=True)
-@click.option("--out", type=PATH, help="File for the page.  [default: report.html, or compared.html, in the first run]")
 def report(options: ReportOptions, console: Console) -> Result:
     """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""
     from skill_train.report import step

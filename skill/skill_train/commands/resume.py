@@ -7,7 +7,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import msgspec
 
 from skill_train.cloud import bucket, find_run, preflight, stage_data
@@ -18,7 +17,7 @@ from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
-from skill_train.commands._options import DOLLARS, PATH, RUN
+from skill_train.commands._options import DOLLARS, RUN, argument, option, run_dir_option
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed, quoted
@@ -33,12 +32,14 @@ from skill_train.run.plan_record import Estimate
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    run: str
-    run_dir: Path | None = None
-    flavor: str | None = None
-    timeout: str | None = None
-    max_cost: float | None = None
-    yes: bool = False
+    run: str = argument(RUN)
+    run_dir: Path | None = run_dir_option()
+    flavor: str | None = option(None, "Another machine with the same number of GPUs.  [default: that of the last job]")
+    timeout: str | None = option(
+        None, "Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
+    )
+    max_cost: float | None = option(None, "Most dollars that all jobs of the plan together may cost.", DOLLARS)
+    yes: bool = option(False, "Start the job. Without this option the cost is shown and nothing is started.")
 
 
 @command(
@@ -48,16 +49,6 @@ class ResumeOptions:
         "skill-train resume runs/tickets-cloud",
         "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
     ),
-)
-@click.argument("run", type=RUN)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
-@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
-@click.option(
-    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
-)
-@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
-@click.option(
-    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
 )
 def resume(options: ResumeOptions, console: Console) -> Result:
     """Start a new job that continues from the newest checkpoint, with the same recipe.

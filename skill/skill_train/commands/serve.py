@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, warn_of_system
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._options import DEFAULT_CONTEXT, PATH, context_option, engine_device_option
+from skill_train.commands._options import PATH, Whole, argument, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.secrets import read_key
@@ -29,13 +28,15 @@ PORT = 8000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    model: Path
-    quant: str | None = None
-    host: str = LOOPBACK
-    port: int = PORT
-    api_key: str | None = None
-    context: int = DEFAULT_CONTEXT
-    device: str | None = None
+    model: Path = argument(PATH, metavar="RUN|FILE.gguf")
+    quant: str | None = option(None, "GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
+    host: str = option(LOOPBACK, "Address to listen on. Any but loopback needs --api-key.")
+    port: int = option(PORT, "Port; 0 takes a free one.", Whole(0, 65535))
+    api_key: str | None = option(
+        None, "Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
+    )
+    context: int = context_option()
+    device: str | None = engine_device_option()
 
 
 @command(
@@ -46,19 +47,6 @@ class ServeOptions:
         "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
     ),
 )
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
-@click.option(
-    "--host", default=LOOPBACK, show_default=True, help="Address to listen on. Any but loopback needs --api-key."
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
-)
-@click.option(
-    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
-)
-@context_option
-@engine_device_option
 def serve(options: ServeOptions, console: Console) -> Result:
     """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
     _require_key(options)

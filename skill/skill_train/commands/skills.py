@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from skill_train.commands._frame import Commands, command
+from skill_train.commands._options import option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest, quoted
 from skill_train.run.folder import versions
@@ -21,44 +22,39 @@ from skill_train.skill.files import NAME, skill_files
 from skill_train.skill.install import Copy, Done, Skill
 
 TARGETS = ("agents", "claude")
+_TARGET = "agents|claude|PATH"
 _DEFAULTS = ("agents", "project")
+
+
+def _scope_option() -> str | None:
+    return option(
+        None,
+        "project: the current folder; global: the user's home.  [default: project; both for check]",
+        ("project", "global"),
+    )
 
 
 @dataclass(frozen=True)
 class InstallOptions:
-    target: str = "agents"
-    scope: str | None = None
-    force: bool = False
+    target: str = option(
+        "agents",
+        "agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
+        metavar=_TARGET,
+    )
+    scope: str | None = _scope_option()
+    force: bool = option(False, "Also replace edited files, and files with the same names from other sources.")
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    target: str | None = None
-    scope: str | None = None
-
-
-_SCOPE = click.option(
-    "--scope",
-    type=click.Choice(("project", "global")),
-    help="project: the current folder; global: the user's home.  [default: project; both for check]",
-)
+    target: str | None = option(None, "Place to check.  [default: all known places]", metavar=_TARGET)
+    scope: str | None = _scope_option()
 
 
 @command(
     "skills install",
     InstallOptions,
     examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
-)
-@click.option(
-    "--target",
-    default="agents",
-    show_default=True,
-    metavar="agents|claude|PATH",
-    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
-)
-@_SCOPE
-@click.option(
-    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
 )
 def install_command(options: InstallOptions, console: Console) -> Result:
     """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
@@ -89,8 +85,6 @@ def install_command(options: InstallOptions, console: Console) -> Result:
     CheckOptions,
     examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
 )
-@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
-@_SCOPE
 def check_command(options: CheckOptions, console: Console) -> Result:
     """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
     skill = _skill()

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import click
 import msgspec
 
 from skill_train.cloud import find_run
@@ -16,7 +15,7 @@ from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
-from skill_train.commands._options import RUN
+from skill_train.commands._options import RUN, argument
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
@@ -38,7 +37,7 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class StatusOptions:
-    run: str
+    run: str = argument(RUN)
 
 
 @command(
@@ -46,7 +45,6 @@ class StatusOptions:
     StatusOptions,
     examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
 )
-@click.argument("run", type=RUN)
 def status(options: StatusOptions, console: Console) -> Result:
     """Show a run's progress, its cost so far, the time it still needs, and why it failed.
 

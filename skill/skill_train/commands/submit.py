@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from skill_train.cloud import find_run, rehearse, stage_data
 from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
@@ -15,7 +13,6 @@ from skill_train.commands._drawing import draw_lines
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
-from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._planning import plan_with_files, require_no_blockers, require_room
 from skill_train.commands._spent import require_as_asked
 from skill_train.commands._submit_answer import account_of, budget_of, check_order
@@ -49,45 +46,6 @@ from skill_train.run.plan_record import Plan
         "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
     ),
 )
-@click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
-@recipe_options
-@flavor_option
-@click.option("--timeout", help="Time limit of the job: 90m, 2h, or seconds.  [default: above the estimate]")
-@click.option(
-    "--max-cost",
-    type=DOLLARS,
-    help="Most dollars that all jobs of the plan together may cost.  [default: none; --yes accepts the shown cost]",
-)
-@click.option(
-    "--max-hours",
-    type=HOURS,
-    default=DEFAULT_HOURS,
-    show_default=True,
-    help="Longest acceptable run, in hours, when the flavor is chosen.",
-)
-@click.option("--namespace", help="User or organisation that runs and pays for the job.  [default: you]")
-@click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
-@click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
-@click.option("--dry-run", is_flag=True, help="Check everything and print the job; send nothing.")
-@click.option(
-    "--rehearse", is_flag=True, help="Run two steps of the job on this machine, in a temporary folder; send nothing."
-)
-@click.option("--force-new", is_flag=True, help="Start another job even if one of this plan is running or done.")
-@click.option(
-    "--backend",
-    type=click.Choice(("hf_jobs", "skypilot", "colab")),
-    default="hf_jobs",
-    show_default=True,
-    help="Hugging Face Jobs, a SkyPilot task for other clouds, or a notebook for Google Colab.",
-)
-@click.option(
-    "--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of machines; skypilot only."
-)
-@click.option(
-    "--infra", help="Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
-)
-@click.option("--yes", is_flag=True, help="Accept the shown cost and uploads, and start the job.")
 def submit(options: SubmitOptions, console: Console) -> Result:
     """Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads."""
     timeout = None if options.timeout is None else seconds_of(options.timeout)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from skill_train.commands._base_model import base_folder, base_of
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
+from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option, require_only_run
 from skill_train.commands._outputs import merge_record_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
@@ -33,13 +32,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    run: Path | None = None
-    reference: str | None = None
-    base: str | None = None
-    gguf: tuple[Path, ...] = ()
-    tokens: int | None = None
-    out: Path | None = None
-    engine: tuple[str, ...] = ()
+    run: Path | None = argument(PATH, required=False)
+    reference: str | None = option(None, "Model that the files are compared with: folder or Hub id. Without RUN.")
+    base: str | None = option(
+        None, "Base model, to check that the file is the tuned model and not the base. Without RUN."
+    )
+    gguf: tuple[Path, ...] = option((), "File to check; repeat for more. Without RUN.", PATH)
+    tokens: int | None = option(
+        None,
+        "Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
+        Whole(16, MOST_COUNTED),
+    )
+    engine: tuple[str, ...] = option(
+        (),
+        "Other program to run the files in, on this machine; repeat for more. all: every installed one.",
+        (*ENGINES, ALL),
+    )
+    out: Path | None = option(None, "File for the proof.  [default: RUN/verify.json, or beside the first GGUF]", PATH)
 
 
 @command(
@@ -50,22 +59,6 @@ class VerifyOptions:
         "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
     ),
 )
-@click.argument("run", type=PATH, required=False)
-@click.option("--reference", help="Model that the files are compared with: folder or Hub id. Without RUN.")
-@click.option("--base", help="Base model, to check that the file is the tuned model and not the base. Without RUN.")
-@click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
-@click.option(
-    "--tokens",
-    type=click.IntRange(16, MOST_COUNTED),
-    help="Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
-)
-@click.option(
-    "--engine",
-    multiple=True,
-    type=click.Choice((*ENGINES, ALL)),
-    help="Other program to run the files in, on this machine; repeat for more. all: every installed one.",
-)
-@click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(options: VerifyOptions, console: Console) -> Result:
     """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""
     if options.run is not None:

@@ -6,12 +6,10 @@ import math
 import time
 from dataclasses import dataclass
 
-import click
-
 from skill_train.cloud import find_run
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot, until_end
-from skill_train.commands._options import MOST_HOURS, RUN, Number
+from skill_train.commands._options import MOST_HOURS, RUN, Number, argument, option
 from skill_train.commands._status_view import state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
@@ -23,18 +21,16 @@ _LAST_SNAPSHOT_SECONDS = 5.0  # after the time of `wait`, for what the job is do
 
 @dataclass(frozen=True)
 class WaitOptions:
-    run: str
-    timeout: float | None = None
+    run: str = argument(RUN)
+    timeout: float | None = option(
+        None, "Seconds to wait; the job continues.  [default: no limit]", Number(0, MOST_HOURS * 3600)
+    )
 
 
 @command(
     "wait",
     WaitOptions,
     examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
-)
-@click.argument("run", type=RUN)
-@click.option(
-    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
 )
 def wait(options: WaitOptions, console: Console) -> Result:
     """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
