@@ -15,6 +15,7 @@ import pytest
 
 import skill_train
 from skill_train.cli import cli
+from skill_train.commands._drawing import folding_table, rich_table
 from skill_train.core.console import Console, Format, Result, clean, runs_as_it_stands
 from skill_train.core.errors import UsageError, VerificationFailed
 
@@ -352,6 +353,29 @@ def test_a_name_cannot_steer_the_terminal(mode: Format, capsys: Any) -> None:
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
     assert "\x07" not in said.out + said.err
+
+
+def test_what_is_drawn_is_plain_text(capsys: Any) -> None:
+    """In each part of a table, in a line and in a next command: no markup, no escape, and no token."""
+    token = "hf_" + "a1B2c3D4" * 4
+    text = f"[/b]\x1b[31m:smile: {token}"
+
+    def draw(rich: Any) -> None:
+        table = rich_table(text, title=text, caption=text)
+        table.add_column(text, overflow="fold")
+        table.add_row(text, text, style="red")
+        for drawn in (table, folding_table(text, title=text)):
+            rich.print(drawn)
+        rich.print(text)
+        rich.print(text, soft_wrap=True, style="bold")
+        rich.print_json(data={"name": text})
+
+    console = Console("human", "plan")
+    console.draw(draw)
+    console.result(Result({}, human=draw, next=[text]))
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "a1B2c3D4" not in out
+    assert out.count("[/b]\ufffd[31m:smile: hf_…") == 2 * 11 + 1
 
 
 def _read(text: str) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from skill_train.commands._base_model import base_of, require_adapter
-from skill_train.commands._drawing import draw_line
 from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.core.console import Console, Result
@@ -59,7 +58,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
 
     def draw(rich: Any) -> None:
         draw_files(rich, files)
-        draw_line(rich, f"for Ollama, when {base_file} is there: {data['ollama']}")
+        rich.print(f"for Ollama, when {base_file} is there: {data['ollama']}", soft_wrap=True)
 
     following = [  # the proof of the adapter, a file of the base, and both in llama.cpp
         f"skill-train verify {quoted(run.path)}",

@@ -6,30 +6,29 @@ from typing import Any
 
 from msgspec import UNSET
 
-from skill_train.commands._drawing import add_row, draw_text, rich_table
-from skill_train.core.console import clean
+from skill_train.commands._drawing import rich_table
 from skill_train.data.inspect_report import DataReport, PictureReport, TokenReport
 
 
 def draw_data(rich: Any, data: DataReport) -> None:
     summary = f"{data.rows:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data.columns.items())}"
-    draw_text(rich, f"{data.path}: {summary}")
+    rich.print(f"{data.path}: {summary}")
     verdicts = rich_table("method", "verdict", "because", "recipe lines")
     colours = {"ready": "green", "needs_mapping": "yellow", "impossible": "red"}
     for name, method in data.methods.items():
         cells = (name, method.verdict, method.because, "\n".join(method.recipe))
-        add_row(verdicts, *cells, style=colours[method.verdict])
+        verdicts.add_row(*cells, style=colours[method.verdict])
     rich.print(verdicts)
-    draw_text(rich, data.note)
+    rich.print(data.note)
     _draw_problems(rich, data)
     if data.pictures is not UNSET:
-        draw_text(rich, _pictures(data.pictures))
+        rich.print(_pictures(data.pictures))
     if data.tokens is not None:
         _draw_tokens(rich, data.tokens)
-    draw_text(rich, "one row, ⟦trained parts⟧ marked:\n" + data.example[:600])
+    rich.print("one row, ⟦trained parts⟧ marked:\n" + data.example[:600])
     if data.fix:
         left_out = ", ".join(f"{count} {kind}" for kind, count in data.fix.left_out.items()) or "none"
-        draw_text(rich, f"{data.fix.path}: {data.fix.rows:,} rows; left out: {left_out}")
+        rich.print(f"{data.fix.path}: {data.fix.rows:,} rows; left out: {left_out}")
 
 
 def _pictures(pictures: PictureReport) -> str:
@@ -47,11 +46,11 @@ def _draw_problems(rich: Any, data: DataReport) -> None:
     table = rich_table("problem", "rows", "training refuses", "lines", "first")
     for name, count in data.problems.items():
         if count is None:
-            table.add_row(name, "unknown", "", "", clean(data.unknown.get(name, "")), style="dim")
+            table.add_row(name, "unknown", "", "", data.unknown.get(name, ""), style="dim")
         elif count.rows:
             share = f"{count.rows:,}" + (f" of {count.of_rows:,}" if count.of_rows is not UNSET else "")
             lines = ", ".join(map(str, count.lines or ()))
-            cells = (name, share, f"{count.refused or 0:,}", lines, clean(count.first or ""))
+            cells = (name, share, f"{count.refused or 0:,}", lines, count.first or "")
             table.add_row(*cells, style="red" if count.refused else "yellow")
     rich.print(table)
 
@@ -60,7 +59,7 @@ def _draw_tokens(rich: Any, tokens: TokenReport) -> None:
     names = ("mean", "p50", "p90", "p99", "longest", "trained_share", "truncated_share")
     measured = [(name, getattr(tokens, name)) for name in names if getattr(tokens, name) not in (None, UNSET)]
     figures = ", ".join(f"{name} {value}" for name, value in measured)
-    draw_text(rich, f"tokens a row ({tokens.basis}): {figures}; max_length {tokens.max_length}")
+    rich.print(f"tokens a row ({tokens.basis}): {figures}; max_length {tokens.max_length}")
     if tokens.histogram:
         table, most = rich_table("tokens", "rows", ""), max(bucket.rows for bucket in tokens.histogram)
         for bucket in tokens.histogram:

@@ -1,11 +1,8 @@
-"""Building blocks for drawing answers: tables, lines and figures. Texts are never markup."""
+"""Building blocks for drawing answers: tables and figures. The console takes no text for markup, and cleans each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
-
-from skill_train.core.console import clean
 
 STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -21,27 +18,6 @@ def folding_table(*columns: str, title: str) -> Any:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def add_row(table: Any, *cells: str, **options: Any) -> None:
-    from rich.text import Text
-
-    table.add_row(*(Text(clean(cell)) for cell in cells), **options)
-
-
-def draw_line(rich: Any, text: str) -> None:
-    """Draws a line that the terminal wraps."""
-    rich.print(clean(text), markup=False, soft_wrap=True)
-
-
-def draw_lines(rich: Any, lines: Iterable[str]) -> None:
-    for line in lines:
-        draw_line(rich, line)
-
-
-def draw_text(rich: Any, text: str) -> None:
-    """Draws lines that are wrapped between words."""
-    rich.print(clean(text), markup=False)
 
 
 def draw_bar(rich: Any, done: int, total: int, *, indent: int) -> None:

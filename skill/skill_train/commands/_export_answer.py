@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands._drawing import draw_line
 from skill_train.commands._export import UNQUANTIZED, Export, is_mix
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._outputs import ListedFile, draw_files
@@ -51,8 +50,8 @@ def result_of(
 
     def draw(rich: Any) -> None:
         draw_files(rich, files)
-        draw_line(rich, f"for Ollama: {data['ollama']}")
-        draw_line(rich, f"Modelfile, chat and serve use {done.named}: {done.because}")
+        rich.print(f"for Ollama: {data['ollama']}", soft_wrap=True)
+        rich.print(f"Modelfile, chat and serve use {done.named}: {done.because}", soft_wrap=True)
         if answer is not None:
             draw_answer(rich, answer)
 

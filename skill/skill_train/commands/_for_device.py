@@ -9,9 +9,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._drawing import rich_table
 from skill_train.commands._options import DEFAULT_CONTEXT, Number, Whole, option
-from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS
@@ -199,18 +198,18 @@ def _ends(value: Range | None, digits: int | None = None) -> list[float] | None:
 def draw_answer(rich: Any, answer: DeviceAnswer) -> None:
     """A row a file, then the one to ship, and where the figures of the device come from."""
     title = f"on {answer['device']}, with {answer['context']} tokens of context"
-    table = rich_table("file", "size", "memory", "tokens/s", "divergence", "fits", title=clean(title))
+    table = rich_table("file", "size", "memory", "tokens/s", "divergence", "fits", title=title)
     for file in answer["files"]:
         table_row = (_sizes(file["bytes"]), _sizes(file["memory_bytes"]), _rates(file["tokens_per_second"]))
         kl = "not measured" if file["kl"] is None else f"{file['kl']:.2g} nats"
         style = "bold" if file["quant"] == answer["recommended"] else None
         fits = "no: it " + "; ".join(file["problems"]) if file["problems"] else "yes"
-        add_row(table, file["quant"], *table_row, kl, fits, style=style)
+        table.add_row(file["quant"], *table_row, kl, fits, style=style)
     rich.print(table)
     ship = f"ship {answer['recommended']}: " if answer["recommended"] else ""
-    rich.print(clean(ship + answer["because"]), markup=False, style="bold")
+    rich.print(ship + answer["because"], style="bold")
     for reason in answer["reasons"]:
-        rich.print(clean(reason), markup=False, style="dim")
+        rich.print(reason, style="dim")
 
 
 def _sizes(ends: list[float] | None) -> str:

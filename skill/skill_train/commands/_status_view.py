@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
-from skill_train.commands._drawing import draw_bar, draw_line
+from skill_train.commands._drawing import draw_bar
 from skill_train.core.console import Result
 from skill_train.core.errors import SkillTrainError
 from skill_train.core.units import dollars, duration
@@ -81,7 +81,7 @@ def _draw(rich: Any, data: State) -> None:
     step, steps = data["step"], data["steps"]
     for name, value in _status_lines(data):
         if value:
-            draw_line(rich, f"{name:<10}{value}")
+            rich.print(f"{name:<10}{value}", soft_wrap=True)
         if name == "step" and step is not None and steps is not None and rich.is_terminal:
             draw_bar(rich, step, steps, indent=10)
 

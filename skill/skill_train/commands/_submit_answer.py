@@ -17,7 +17,6 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import preflight, stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.submit import Order, Sent, Upload, uploads
-from skill_train.commands._drawing import draw_lines, draw_text
 from skill_train.commands._planning import warn_of_plan
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_plan import SubmitOptions, command_of
@@ -189,7 +188,7 @@ def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
     """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
     summary = f"{budget.flavor}: {budget.in_words}"
-    return Result(data, human=lambda rich: draw_text(rich, summary), quiet="", error=error)
+    return Result(data, human=lambda rich: rich.print(summary), quiet="", error=error)
 
 
 def dry_run(run: RunDir, checked: Checked) -> Result:
@@ -301,4 +300,4 @@ def _draw(rich: Any, data: JobShown) -> None:
             continue
         size = megabytes(upload["bytes"], 2) + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name'] or 'of the rows'}, {size}, to {upload['to']}")
-    draw_lines(rich, lines)
+    rich.print("\n".join(lines), soft_wrap=True)

@@ -13,7 +13,6 @@ from skill_train.cloud import preflight
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
-from skill_train.commands._drawing import draw_lines
 from skill_train.commands._options import option_of
 from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
@@ -216,4 +215,4 @@ def _data(order: Order) -> dict[str, Path]:
 
 def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:
     result = f"result: the repository {plan.policy.hub_model_id}"
-    draw_lines(rich, (f"run directory: {run.path}", *lines, result, how))
+    rich.print("\n".join([f"run directory: {run.path}", *lines, result, how]), soft_wrap=True)

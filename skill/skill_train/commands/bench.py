@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._drawing import rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, Whole, argument, engine_device_option, option
 from skill_train.core.console import Bar, Console, Result
@@ -174,7 +174,7 @@ def _draw(rich: Any, measured: list[BenchedFile], chip: str) -> None:
     table = rich_table("file", "size", "on", "reads, tokens/s", "writes, tokens/s")
     for file in measured:
         on = chip if file["device"] == "gpu" else f"{file['threads']} threads of {chip}"
-        add_row(table, Path(file["path"]).name, size(file["bytes"]), on, _rate(file["prompt"]), _rate(file["answer"]))
+        table.add_row(Path(file["path"]).name, size(file["bytes"]), on, _rate(file["prompt"]), _rate(file["answer"]))
     rich.print(table)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from skill_train.cloud import bucket, find_run, poll
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import until_end
 from skill_train.commands._options import RUN, argument
@@ -54,7 +53,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
     following = ("pull", "resume") if there or unread else ("resume",)
     return Result(
         data,
-        human=lambda rich: draw_text(rich, f"{now.id}: {now.stage}; kept: {_in_words(there, unread)}"),
+        human=lambda rich: rich.print(f"{now.id}: {now.stage}; kept: {_in_words(there, unread)}"),
         quiet=now.stage,
         next=[f"skill-train {command} {cloud.word}" for command in following],
     )

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_proof, warn_of_system
-from skill_train.commands._drawing import add_row, draw_text, rich_table
+from skill_train.commands._drawing import rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, Number, Whole, argument, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
@@ -125,7 +125,7 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
     }
     first = answers[0][1].answer
     cut = "" if first.stopped else "\n(cut by --max-tokens, or by the context)"
-    human = _side_by_side(answers) if len(answers) > 1 else lambda rich: draw_text(rich, cut)
+    human = _side_by_side(answers) if len(answers) > 1 else lambda rich: rich.print(cut)
     return Result(data, human=human, quiet=first.text)
 
 
@@ -303,7 +303,7 @@ def _side_by_side(answers: list[tuple[_Speaker, CheckedAnswer]]) -> Callable[[An
         table = rich_table(show_lines=True)
         for speaker, _ in answers:
             table.add_column(speaker.name, overflow="fold", ratio=1)
-        add_row(table, *(reply.answer.text for _, reply in answers))
+        table.add_row(*(reply.answer.text for _, reply in answers))
         rich.print(table)
 
     return draw

@@ -10,7 +10,7 @@ import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
 from skill_train.commands._base_model import base_of, merge_run
-from skill_train.commands._drawing import draw_text, rich_table
+from skill_train.commands._drawing import rich_table
 from skill_train.commands._export import NONE
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, option
@@ -212,8 +212,8 @@ def _draw(rich: Any, table: list[Stage], projector: dict[str, ExportedFile]) -> 
     draw_stages(rich, table)
     for path, file in projector.items():
         size = megabytes(file["bytes"], 2)
-        draw_text(rich, f"Each file needs {path} to read pictures; its {size} are included in the size.")
-        draw_text(rich, "Its KL is to the merged model, on the words behind a picture of the same pixels.")
+        rich.print(f"Each file needs {path} to read pictures; its {size} are included in the size.")
+        rich.print("Its KL is to the merged model, on the words behind a picture of the same pixels.")
 
 
 def draw_stages(rich: Any, table: list[Stage]) -> None:

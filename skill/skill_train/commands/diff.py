@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands._drawing import add_row, folding_table
+from skill_train.commands._drawing import folding_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, argument
 from skill_train.core.console import Console, Result
@@ -121,7 +121,7 @@ def _draw(rich: Any, comparison: Comparison) -> None:
         ("export", comparison.exports, ""),
     ):
         for each in listed:
-            add_row(table, group, each.fact, str(_text(each.a)), str(_text(each.b)), style=style)
+            table.add_row(group, each.fact, str(_text(each.a)), str(_text(each.b)), style=style)
     if table.row_count:
         rich.print(table)
     differ = f"{len(recipe)} of the recipe differ, {len(placement)} of the placement"

@@ -14,7 +14,7 @@ from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
 from skill_train.commands._doctor_checks import DoctorCheck
 from skill_train.commands._doctor_packages import Package
-from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
+from skill_train.commands._drawing import STYLE, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import option
 from skill_train.core.console import Console, Result
@@ -195,16 +195,16 @@ def _draw(
 ) -> None:
     table = rich_table("check", "verdict", "found", title=title)
     for check in done:
-        add_row(table, check.name, check.verdict, check.found, style=STYLE[check.verdict])
+        table.add_row(check.name, check.verdict, check.found, style=STYLE[check.verdict])
     rich.print(table)
     for check in done:
         if check.verdict != "ok":
             sentences = [check.because, f"fix it with: {check.fix}" if check.fix else ""]
-            draw_line(rich, f"{check.name}: " + "; ".join(filter(None, sentences)))
+            rich.print(f"{check.name}: " + "; ".join(filter(None, sentences)), soft_wrap=True)
     for name, can in able.items():
         word = {True: "yes", False: "no", None: "not known"}[can]
         reason = f" ({why_not[name]})" if name in why_not else ""
-        draw_text(rich, f"{name}: {word}{reason}")
+        rich.print(f"{name}: {word}{reason}")
     if tested is not None:
         _draw_self_test(rich, tested)
 

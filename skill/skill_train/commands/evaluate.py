@@ -10,7 +10,7 @@ import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_pictures
-from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
+from skill_train.commands._drawing import figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option
@@ -253,7 +253,7 @@ def _data(run: RunDir, shown: Evaluation, *, reused: bool) -> dict[str, object]:
 
 def draw_evaluation(rich: Any, shown: Evaluation) -> None:
     summary = f"{shown.rows} held-out rows, {shown.answer_tokens:,} trained tokens, {shown.asked} questions"
-    draw_text(rich, summary)
+    rich.print(summary)
     models = rich_table()
     models.add_column("model", overflow="fold")
     models.add_column("by", no_wrap=True)
@@ -265,16 +265,16 @@ def draw_evaluation(rich: Any, shown: Evaluation) -> None:
         figures += [figure(model.score)] if shown.score else []
         figures += [figure(model.tokens_per_second)]
         device = "" if model.device in ("cpu", "") else f" on {model.device}"
-        add_row(models, model.name, model.backend + device, *figures)
+        models.add_row(model.name, model.backend + device, *figures)
     rich.print(models)
     for model in shown.models:
         if model.reason:
-            draw_text(rich, f"{model.name} was not measured: {model.reason}")
+            rich.print(f"{model.name} was not measured: {model.reason}")
     _draw_differences(rich, shown.differences)
     for row in shown.answers:
-        draw_text(rich, f"line {row.line}: {row.prompt.strip()}")
+        rich.print(f"line {row.line}: {row.prompt.strip()}")
         for name, text in {"expected": row.expected, **row.answers}.items():
-            draw_text(rich, f"  {name}: {text}")
+            rich.print(f"  {name}: {text}")
 
 
 def _draw_differences(rich: Any, differences: list[FigureDifference]) -> None:
@@ -282,7 +282,7 @@ def _draw_differences(rich: Any, differences: list[FigureDifference]) -> None:
     for each in differences:
         interval = f"{each.difference:+.3g} ({each.low:+.3g} to {each.high:+.3g})"
         style = {"better": "green", "worse": "yellow"}.get(each.says.partition(",")[0])
-        add_row(
-            table, f"{each.model} - {each.against}", each.measure.replace("_", " "), interval, each.says, style=style
+        table.add_row(
+            f"{each.model} - {each.against}", each.measure.replace("_", " "), interval, each.says, style=style
         )
     rich.print(table)

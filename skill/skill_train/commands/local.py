@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
+from skill_train.commands._drawing import STYLE, figure, folding_table
 from skill_train.commands._ended_training import (
     measured_beside_estimates,
     smoke_failure,
@@ -254,15 +254,15 @@ def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: f
 def _draw(rich: Any, record: TrainRecord) -> None:
     draw_checks(rich, f"smoke test: {record.verdict}", record.checks)
     if record.example is not None:
-        draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + record.example[:600])
+        rich.print("one row as it was fed, ⟦trained parts⟧ marked:\n" + record.example[:600])
     if record.answer is not None:
-        draw_text(rich, "prompt: " + record.answer.prompt[-300:])
+        rich.print("prompt: " + record.answer.prompt[-300:])
         for when, answer in (("before", record.answer.before), ("after", record.answer.after)):
-            draw_text(rich, f"{when}: {'not measured' if answer is None else repr(answer[:200])}")
+            rich.print(f"{when}: {'not measured' if answer is None else repr(answer[:200])}")
 
 
 def draw_checks(rich: Any, title: str, checks: list[SmokeCheck]) -> None:
     table = folding_table("check", "verdict", "figure", "detail", title=title)
     for check in checks:
-        add_row(table, check.name, check.verdict, figure(check.figure), check.detail, style=STYLE[check.verdict])
+        table.add_row(check.name, check.verdict, figure(check.figure), check.detail, style=STYLE[check.verdict])
     rich.print(table)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from skill_train.commands._drawing import add_row, draw_line, rich_table
+from skill_train.commands._drawing import rich_table
 from skill_train.commands._ended_training import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._for_device import (
     CANDIDATES,
@@ -43,7 +43,7 @@ from skill_train.commands._options import (
     words_of,
 )
 from skill_train.commands._planning import blocked, lacking, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
-from skill_train.core.console import Console, Result, clean
+from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.units import dollars, duration, megabytes, size
 from skill_train.plan.few_steps import few_steps
@@ -274,18 +274,18 @@ def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed
     """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file; for a
     finished run also its `actual` figures."""
     where = plan.where + (f" ({plan.flavor})" if plan.flavor else "")
-    rules = rich_table(title=clean(f"train: {where}"))
+    rules = rich_table(title=f"train: {where}")
     rules.add_column("rule", no_wrap=True)
     rules.add_column("says", overflow="fold", max_width=24)
     rules.add_column("because (source)", overflow="fold")
     for reason in _reasons(plan):
-        add_row(rules, reason.rule, reason.value, f"{reason.because} ({reason.source})")
+        rules.add_row(reason.rule, reason.value, f"{reason.because} ({reason.source})")
     rich.print(rules)
     for blocker in plan.blockers:
-        rich.print(clean(f"blocked: {blocker.message}"), style="red", markup=False)
+        rich.print(f"blocked: {blocker.message}", style="red")
     if sent is not None:
         beside = f"the rows and {len(sent.pictures):,} files of pictures" if sent.pictures else "the rows"
-        draw_line(rich, f"upload to the job: {beside}, {megabytes(sent.bytes)}")
+        rich.print(f"upload to the job: {beside}, {megabytes(sent.bytes)}", soft_wrap=True)
     rich.print(_estimates_table(plan.estimates))
     if plan.estimates.flavors:
         rich.print(_flavors_table(plan.estimates.flavors, plan.estimates.prices))
@@ -296,28 +296,28 @@ def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed
 def _estimates_table(estimates: Estimates) -> Any:
     table = rich_table("what", "from", "to", "because")
     for part in estimates.memory_parts:
-        add_row(table, part.name, size(part.low), size(part.high), part.because)
-    add_row(table, "memory", *_ends(estimates.memory_bytes, size), style="bold", end_section=True)
+        table.add_row(part.name, size(part.low), size(part.high), part.because)
+    table.add_row("memory", *_ends(estimates.memory_bytes, size), style="bold", end_section=True)
     for part in estimates.seconds_parts:
-        add_row(table, part.name, _duration(part.low), _duration(part.high), part.because)
-    add_row(table, "time", *_ends(estimates.seconds, _duration), style="bold", end_section=True)
-    add_row(table, "cost", *_ends(estimates.cost_usd, dollars), end_section=True)
-    add_row(table, "merge memory", *_ends(estimates.merge_bytes, size))
-    add_row(table, "convert memory", *_ends(estimates.convert_bytes, size))
-    add_row(table, "verify memory", *_ends(estimates.verify_bytes, size))
-    add_row(table, "disk space", *_ends(estimates.disk_bytes, size))
+        table.add_row(part.name, _duration(part.low), _duration(part.high), part.because)
+    table.add_row("time", *_ends(estimates.seconds, _duration), style="bold", end_section=True)
+    table.add_row("cost", *_ends(estimates.cost_usd, dollars), end_section=True)
+    table.add_row("merge memory", *_ends(estimates.merge_bytes, size))
+    table.add_row("convert memory", *_ends(estimates.convert_bytes, size))
+    table.add_row("verify memory", *_ends(estimates.verify_bytes, size))
+    table.add_row("disk space", *_ends(estimates.disk_bytes, size))
     for file in estimates.files:
-        add_row(table, f"{file.quant} file", *_ends(file.bytes, size))
-        add_row(table, f"{file.quant} memory to run", *_ends(file.memory_bytes, size))
-        add_row(table, f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
+        table.add_row(f"{file.quant} file", *_ends(file.bytes, size))
+        table.add_row(f"{file.quant} memory to run", *_ends(file.memory_bytes, size))
+        table.add_row(f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
     return table
 
 
 def _flavors_table(offers: list[Offer], prices: Prices | None) -> Any:
-    whose = clean(f"prices of {prices.source}, {prices.read_at}") if prices else None
+    whose = f"prices of {prices.source}, {prices.read_at}" if prices else None
     table = rich_table("in the cloud", "time", "cost", caption=whose, caption_justify="left")
     for offer in offers:
-        add_row(table, offer.flavor, _range(offer.seconds, _duration), _range(offer.cost_usd, dollars))
+        table.add_row(offer.flavor, _range(offer.seconds, _duration), _range(offer.cost_usd, dollars))
     return table
 
 
@@ -332,7 +332,7 @@ def _measured_table(figures: dict[str, MeasuredFigure]) -> Any:
         ends = [end for end in (both["low"], both["high"]) if end is not None]
         estimated = "unknown" if len(ends) < 2 else " to ".join(map(text_of, ends))
         measured = "unknown" if both["actual"] is None else text_of(both["actual"])
-        add_row(table, word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
+        table.add_row(word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
     return table
 
 

@@ -10,7 +10,6 @@ from skill_train.cloud import bucket, find_run
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
-from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import why_not_pushed
@@ -125,4 +124,4 @@ def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:
     source, files = record.inputs, record.outputs.values()
     state = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
     size = sum(file["bytes"] for file in files)
-    draw_line(rich, f"{here.path}: {state}; {len(files)} files, {megabytes(size)}, {new} of them new")
+    rich.print(f"{here.path}: {state}; {len(files)} files, {megabytes(size)}, {new} of them new", soft_wrap=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import warn_of_base_rows
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, argument, option
@@ -46,7 +45,7 @@ def report(options: ReportOptions, console: Console) -> Result:
 
 def _draw(rich: Any, data: Report) -> None:
     for run in data["runs"]:
-        draw_line(rich, f"{run['run']}: {run['headline']}")
+        rich.print(f"{run['run']}: {run['headline']}", soft_wrap=True)
     for pair in data["same"]:
-        draw_line(rich, f"{pair['b']} and {pair['a']}: {pair['headline']}")
-    draw_line(rich, data["report"])
+        rich.print(f"{pair['b']} and {pair['a']}: {pair['headline']}", soft_wrap=True)
+    rich.print(data["report"], soft_wrap=True)

@@ -14,7 +14,6 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
 from skill_train.commands._options import DOLLARS, RUN, argument, option, run_dir_option
@@ -282,7 +281,7 @@ def _finished(cloud: CloudRun) -> Result:
     data = {"run_dir": str(cloud.run.path) if cloud.run else None, "job_id": cloud.job.job_id, "finished": True}
     return Result(
         data | {"reused": True},
-        human=lambda rich: draw_line(rich, f"{cloud.name} has finished; nothing is left to do"),
+        human=lambda rich: rich.print(f"{cloud.name} has finished; nothing is left to do", soft_wrap=True),
         quiet=cloud.job.job_id or "",
         next=[f"skill-train pull {cloud.word}"],
     )
@@ -303,7 +302,7 @@ def _running_job(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget
     summary = f"{'already there' if reused else 'started'}: job {job.job_id} on {job.flavor}, {job.url}"
     return Result(
         data,
-        human=lambda rich: draw_line(rich, summary),
+        human=lambda rich: rich.print(summary, soft_wrap=True),
         quiet=job.job_id or "",
         next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
     )

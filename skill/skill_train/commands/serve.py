@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, warn_of_system
-from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH, Whole, argument, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
@@ -75,7 +74,7 @@ def serve(options: ServeOptions, console: Console) -> Result:
             console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
             with suppress(KeyboardInterrupt):
                 server.wait()
-    return Result(answer, human=lambda rich: draw_text(rich, "ended"), quiet=server.url)
+    return Result(answer, human=lambda rich: rich.print("ended"), quiet=server.url)
 
 
 def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:

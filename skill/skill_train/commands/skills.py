@@ -156,7 +156,7 @@ def _draw(rich: Any, places: list[dict[str, object]]) -> None:
     for place in places:
         rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
         end = f" -> {place['link_to']}" if "link_to" in place else ""
-        rich.print(f"{place['state']:9} {place['path']}{end}", *rest, sep="\n  ", markup=False, soft_wrap=True)
+        rich.print(f"{place['state']:9} {place['path']}{end}", *rest, sep="\n  ", soft_wrap=True)
 
 
 def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:

@@ -9,7 +9,6 @@ from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.submit import Order, Sent
 from skill_train.commands import _submit_answer, _submit_elsewhere
-from skill_train.commands._drawing import draw_lines
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
@@ -119,12 +118,12 @@ def _rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
         failure.hint = "change the recipe: the job would train in the same way"
     differences = rehearse.differences(plan, here)
     data = {"verdict": verdict, **figures, "not_rehearsed": differences}
-    lines = [
-        f"rehearsal: {verdict}, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept",
-        *(f"not rehearsed: {text}" for text in differences),
-    ]
+    done = (
+        f"rehearsal: {verdict}, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept"
+    )
+    text = "\n".join([done, *(f"not rehearsed: {text}" for text in differences)])
     again = [] if failure else [command_of(options, rehearse=False)]
-    return Result(data, human=lambda rich: draw_lines(rich, lines), quiet=verdict, next=again, error=failure)
+    return Result(data, lambda rich: rich.print(text, soft_wrap=True), quiet=verdict, next=again, error=failure)
 
 
 def _plan_here(console: Console, recipe: Recipe) -> Plan:

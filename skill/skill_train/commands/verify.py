@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from skill_train.commands._base_model import base_folder, base_of
-from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
+from skill_train.commands._drawing import STYLE, figure, folding_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option, require_only_run
 from skill_train.commands._outputs import merge_record_of
@@ -262,10 +262,10 @@ def _draw(rich: Any, proof: Proof) -> None:
         engine = check.figures.get("engine")
         name = f"{check.name} ({engine})" if engine else check.name
         cells = (check.file, name, check.verdict, figure(check.figure), figure(check.threshold))
-        add_row(table, *cells, style=STYLE[check.verdict])
+        table.add_row(*cells, style=STYLE[check.verdict])
     rich.print(table)
     for check in proof.checks:
         if check.verdict != "pass":
-            draw_text(rich, f"{check.file} {check.name}: {check.detail}")
+            rich.print(f"{check.file} {check.name}: {check.detail}")
     for left_out in proof.not_checked:
-        draw_text(rich, f"{left_out.file} {left_out.name}: not checked, {left_out.reason}")
+        rich.print(f"{left_out.file} {left_out.name}: not checked, {left_out.reason}")

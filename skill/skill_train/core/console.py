@@ -235,7 +235,7 @@ def _print_human(result: Result) -> None:
     if result.human is not None:
         result.human(rich)
     for number, command in enumerate(result.next):
-        rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
+        rich.print(("next: " if number == 0 else "      ") + command, soft_wrap=True)
 
 
 class _Key:
