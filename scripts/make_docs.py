@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from skill_train.cli import cli
-from skill_train.commands._frame import FORMATS
+from skill_train.commands._command import FORMATS
 from skill_train.core.errors import EXIT_CODES
 from skill_train.estimate.targets import read_table
 from skill_train.recipe.fields import Recipe

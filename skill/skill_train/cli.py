@@ -17,7 +17,7 @@ from typing import cast
 
 import click
 
-from skill_train.commands._frame import FORMATS, Commands
+from skill_train.commands._command import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
 from skill_train.core.errors import Interrupted, SkillTrainError, UsageError, out_of_memory, system_error

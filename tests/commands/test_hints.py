@@ -30,7 +30,7 @@ KNOWN: dict[str, set[str]] = {
     "cli": {"field"},
     "commands._planning": {"elsewhere", "first.hint", "larger"},
     "commands._job_snapshot": {"word"},
-    "commands._options": {"command"},
+    "commands._command": {"command"},
     "commands._submit_answer": {"word.format(name)"},
     "commands._submit_elsewhere": {"option", "task['name']"},
     "commands.cancel": {"cloud.word", "command"},

@@ -46,7 +46,7 @@ COMMANDS = {f"commands.{path.stem}" for path in (PACKAGE / "commands").glob("[a-
 WHOLE_CHAIN = {"commands.demo", "commands._doctor_self_test"}
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
-    "click": {"cli", "commands._frame", "commands._options"} | COMMANDS,
+    "click": {"cli", "commands._command"} | COMMANDS,
     "hf_xet": {"hub.jobs"},
     "httpx2": {"hub.errors", "hub.session"},
     "huggingface_hub": {
@@ -351,7 +351,7 @@ def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
         ("commands.merge", "def f():\n    from skill_train.merge import step\n    from skill_train import verify"),
         (
             "commands.merge",
-            "from skill_train.commands import _base_model\nfrom skill_train.commands._frame import command",
+            "from skill_train.commands import _base_model\nfrom skill_train.commands._command import command",
         ),
         ("commands.demo", "from skill_train.commands import local"),
         ("commands.local", "import click"),

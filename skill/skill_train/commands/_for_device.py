@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from skill_train.commands._command import DEFAULT_CONTEXT, Number, Whole, option
 from skill_train.commands._drawing import rich_table
-from skill_train.commands._options import DEFAULT_CONTEXT, Number, Whole, option
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from skill_train.commands._command import Whole, option
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded, UsageError, in_hints, quoted
 from skill_train.core.units import gigabytes
@@ -40,6 +42,29 @@ from skill_train.reference.causal_types import require_known_type
 from skill_train.run.folder import require_space
 from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
+
+RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
+DEFAULT_HOURS = 8.0
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """The options that `plan`, `local` and `submit` share."""
+
+    model: str | None = option(None, "Base model: folder or Hub id.")
+    data: str | None = option(None, "Dataset: file, folder or Hub id.")
+    split: str | None = option(None, "Part of the dataset, such as train[:500].  [default: train]")
+    max_steps: int | None = option(None, "Optimizer steps.  [default: from num_train_epochs]", Whole(min=1))
+    max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))
+    dtype: str | None = option(None, "Precision.  [default: depends on the device]", ("float32", "bfloat16", "float16"))
+
+
+def device_option() -> str | None:
+    return option(None, "Device to train on.  [default: the best available]", ("cuda", "mps", "cpu"))
+
+
+def flavor_option() -> str | None:
+    return option(None, "Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]")
 
 
 def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:

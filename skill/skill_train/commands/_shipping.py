@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skill_train.commands._command import BITS, DIVERGENCE, PATH, argument, option
 from skill_train.commands._export import AUTO, Export, target_of
 from skill_train.commands._for_device import (
     CANDIDATES,
@@ -19,7 +20,6 @@ from skill_train.commands._for_device import (
     device_question,
     with_i_quants,
 )
-from skill_train.commands._options import BITS, DIVERGENCE, PATH, argument, option
 from skill_train.commands._outputs import ListedFile
 from skill_train.commands._projector import CHOICES
 from skill_train.core.console import Console

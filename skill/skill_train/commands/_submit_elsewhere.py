@@ -13,7 +13,7 @@ from skill_train.cloud import preflight
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
-from skill_train.commands._options import option_of
+from skill_train.commands._command import option_of
 from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted

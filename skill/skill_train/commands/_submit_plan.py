@@ -14,21 +14,16 @@ from msgspec.structs import replace
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
-from skill_train.commands._options import (
+from skill_train.commands._command import DOLLARS, HOURS, PATH, Whole, argument, option, option_of, set_options
+from skill_train.commands._planning import (
     DEFAULT_HOURS,
-    DOLLARS,
-    HOURS,
-    PATH,
     RECIPE_OPTIONS,
     RecipeFlags,
-    Whole,
-    argument,
     flavor_option,
-    option,
-    option_of,
-    set_options,
+    load_recipe,
+    mapping_in,
+    plan_from_metadata,
 )
-from skill_train.commands._planning import load_recipe, mapping_in, plan_from_metadata
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, quoted
 from skill_train.data.row_pictures import require_folders_of_a_repository

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from skill_train.commands._command import PATH, Whole, argument, command, engine_device_option, option
 from skill_train.commands._drawing import rich_table
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Whole, argument, engine_device_option, option
 from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.units import size

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from skill_train.cloud import bucket, find_run, poll
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._frame import command
+from skill_train.commands._command import RUN, argument, command
 from skill_train.commands._job_snapshot import until_end
-from skill_train.commands._options import RUN, argument
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub import jobs

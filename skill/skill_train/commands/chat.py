@@ -13,9 +13,17 @@ from typing import Any
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, chosen, other, warn_of_proof, warn_of_system
+from skill_train.commands._command import (
+    PATH,
+    Number,
+    Whole,
+    argument,
+    command,
+    context_option,
+    engine_device_option,
+    option,
+)
 from skill_train.commands._drawing import rich_table
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Number, Whole, argument, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering

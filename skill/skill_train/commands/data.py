@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skill_train.commands._command import PATH, Whole, argument, command, option, set_options
 from skill_train.commands._data_view import draw_data
-from skill_train.commands._frame import command
 from skill_train.commands._inspecting import inspected
-from skill_train.commands._options import PATH, Whole, argument, option, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals

@@ -10,10 +10,9 @@ import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
 from skill_train.commands._base_model import base_of, merge_run
+from skill_train.commands._command import PATH, command, option
 from skill_train.commands._drawing import rich_table
 from skill_train.commands._export import NONE
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, option
 from skill_train.commands._shipping import ExportOptions
 from skill_train.core import resources
 from skill_train.core.console import Console, Result

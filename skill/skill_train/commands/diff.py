@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.commands._command import PATH, argument, command
 from skill_train.commands._drawing import folding_table
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, argument
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.run.compare_runs import Comparison, RunDifference, compare, read_run

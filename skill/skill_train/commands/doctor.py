@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
+from skill_train.commands._command import command, option
 from skill_train.commands._doctor_checks import DoctorCheck
 from skill_train.commands._doctor_packages import Package
 from skill_train.commands._drawing import STYLE, rich_table
-from skill_train.commands._frame import command
-from skill_train.commands._options import option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account

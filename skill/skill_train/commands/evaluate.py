@@ -10,10 +10,9 @@ import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_pictures
+from skill_train.commands._command import MOST_COUNTED, PATH, Whole, argument, command, option
 from skill_train.commands._drawing import figure, rich_table
 from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
-from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, quoted

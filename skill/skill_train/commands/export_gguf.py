@@ -12,6 +12,7 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of, merge_choices, merge_locked
+from skill_train.commands._command import command, option_of, require_only_run
 from skill_train.commands._ended_training import warn_of_smoke_run
 from skill_train.commands._export import (
     UNQUANTIZED,
@@ -28,8 +29,6 @@ from skill_train.commands._export_answer import (
     require_file_for_modelfile,
     result_of,
 )
-from skill_train.commands._frame import command
-from skill_train.commands._options import option_of, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug, write_modelfile
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._shipping import ExportOptions, question_of, shipped, wanted_types

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from skill_train.commands._command import PATH, argument, command, option, set_options, words_of
 from skill_train.commands._drawing import STYLE, figure, folding_table
 from skill_train.commands._ended_training import (
     measured_beside_estimates,
@@ -20,18 +21,16 @@ from skill_train.commands._ended_training import (
     warn_of_base_rows,
     warn_of_run,
 )
-from skill_train.commands._frame import command
-from skill_train.commands._options import (
-    PATH,
+from skill_train.commands._planning import (
     RECIPE_OPTIONS,
     RecipeFlags,
-    argument,
     device_option,
-    option,
-    set_options,
-    words_of,
+    load_recipe,
+    mapping_in,
+    plan_with_files,
+    require_room,
+    warn_of_plan,
 )
-from skill_train.commands._planning import load_recipe, mapping_in, plan_with_files, require_room, warn_of_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs, require_same_recipe

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skill_train.cloud import find_run, poll
-from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, RUN, Whole, argument, option
+from skill_train.commands._command import MOST_COUNTED, RUN, Whole, argument, command, option
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 

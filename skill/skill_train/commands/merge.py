@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.commands._base_model import base_folder, merge_folders, merge_run
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, argument, option, require_only_run
+from skill_train.commands._command import PATH, argument, command, option, require_only_run
 from skill_train.commands._outputs import merge_record_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from skill_train.commands._command import HOURS, PATH, argument, command, option, option_of, set_options, words_of
 from skill_train.commands._drawing import rich_table
 from skill_train.commands._ended_training import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._for_device import (
@@ -27,22 +28,19 @@ from skill_train.commands._for_device import (
     estimated,
     with_i_quants,
 )
-from skill_train.commands._frame import command
-from skill_train.commands._options import (
+from skill_train.commands._planning import (
     DEFAULT_HOURS,
-    HOURS,
-    PATH,
     RECIPE_OPTIONS,
     RecipeFlags,
-    argument,
+    blocked,
     device_option,
     flavor_option,
-    option,
-    option_of,
-    set_options,
-    words_of,
+    lacking,
+    load_recipe,
+    mapping_in,
+    plan_from_metadata,
+    warn_of_plan,
 )
-from skill_train.commands._planning import blocked, lacking, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.core.units import dollars, duration, megabytes, size

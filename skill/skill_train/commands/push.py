@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from skill_train.commands._command import PATH, argument, command, option
 from skill_train.commands._ended_training import smoke_failure, warn_of_base_rows
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, argument, option
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skill_train.commands._command import PATH, argument, command, option
 from skill_train.commands._ended_training import warn_of_base_rows
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, argument, option
 from skill_train.core.console import Console, Result
 from skill_train.run.folder import open_run
 

@@ -14,9 +14,8 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._frame import command
+from skill_train.commands._command import DOLLARS, RUN, argument, command, option, run_dir_option
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
-from skill_train.commands._options import DOLLARS, RUN, argument, option, run_dir_option
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed, quoted

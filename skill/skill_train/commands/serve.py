@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, warn_of_system
-from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Whole, argument, context_option, engine_device_option, option
+from skill_train.commands._command import PATH, Whole, argument, command, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.secrets import read_key

@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from skill_train.commands._frame import Commands, command
-from skill_train.commands._options import option
+from skill_train.commands._command import Commands, command, option
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest, quoted
 from skill_train.run.folder import versions

@@ -12,10 +12,9 @@ import msgspec
 
 from skill_train.cloud import find_run
 from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._command import RUN, argument, command
 from skill_train.commands._ended_training import smoke_failure
-from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
-from skill_train.commands._options import RUN, argument
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result

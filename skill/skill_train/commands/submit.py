@@ -9,8 +9,8 @@ from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.submit import Order, Sent
 from skill_train.commands import _submit_answer, _submit_elsewhere
+from skill_train.commands._command import command
 from skill_train.commands._ended_training import smoke_failure
-from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._planning import plan_with_files, require_no_blockers, require_room
 from skill_train.commands._spent import require_as_asked

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from skill_train.commands._base_model import base_folder, base_of
+from skill_train.commands._command import MOST_COUNTED, PATH, Whole, argument, command, option, require_only_run
 from skill_train.commands._drawing import STYLE, figure, folding_table
-from skill_train.commands._frame import command
-from skill_train.commands._options import MOST_COUNTED, PATH, Whole, argument, option, require_only_run
 from skill_train.commands._outputs import merge_record_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted

@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass
 
 from skill_train.cloud import find_run
-from skill_train.commands._frame import command
+from skill_train.commands._command import MOST_HOURS, RUN, Number, argument, command, option
 from skill_train.commands._job_snapshot import Snapshot, snapshot, until_end
-from skill_train.commands._options import MOST_HOURS, RUN, Number, argument, option
 from skill_train.commands._status_view import state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result

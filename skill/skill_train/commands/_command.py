@@ -1,23 +1,93 @@
-"""Option types, and options that several commands share."""
+"""What a command is made of: a function, its options as one dataclass whose fields are declared for click, and an
+answer that is printed. With the options and the types of values that several commands share."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import MISSING, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from skill_train.core.errors import UsageError
+from skill_train.core.console import Console, Format, Result
+from skill_train.core.errors import EXIT_CODES, UsageError, in_hints, nearest, quoted
 
-RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
 DEFAULT_CONTEXT = 4096  # tokens
-DEFAULT_HOURS = 8.0
+FORMATS = ("auto", "human", "json", "quiet")
+_EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
 
+_UNCLEAR = (
+    "{} is an unfinished result of another machine or container, or from before a restart. It was kept, "
+    "because a process there may still write it; remove it if none does"
+)
+
+Options = TypeVar("Options")
 Value = TypeVar("Value")
+
+
+class Commands(click.Group):
+    """A group that keeps the order of its commands and suggests the nearest command for a wrong name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            ctx.fail(f"no command {args[0]!r}{nearest(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+
+def command(
+    name: str, options_class: type[Options], *, examples: tuple[str, ...]
+) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
+    """Declares a command whose function takes its options and a Console and returns a Result. The name has that of its
+    group in it; the fields of the dataclass are made by `option` and `argument`, in the order of the help."""
+
+    def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
+        @functools.wraps(function)
+        def run(format_: str, **parameters: Any) -> int:
+            from skill_train.core.files import left_alone  # which the help page need not load
+
+            console = Console(cast(Format, format_), name)
+            options = options_class(**parameters)
+            try:
+                with _run_in_hints(options):
+                    result = function(options, console)
+            finally:
+                for part in left_alone():
+                    console.warn("part_left_alone", _UNCLEAR.format(part))
+            return console.result(result)
+
+        run.__doc__ = f"{inspect.getdoc(function)}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+        return click.command(name.split()[-1], params=_parameters(options_class), epilog=_EXIT_CODES_HELP)(run)
+
+    return wrap
+
+
+def _parameters(options_class: type[Any]) -> list[click.Parameter]:
+    says = "auto is human on a terminal and json otherwise."
+    kind = click.Choice(FORMATS)
+    format_ = click.Option(["--format", "format_"], type=kind, default="auto", show_default=True, help=says)
+    return [format_, *(field.metadata["click"](field.name) for field in dataclasses.fields(options_class))]
+
+
+def _run_in_hints(options: object) -> AbstractContextManager[None]:
+    """Puts the run that the command was given into hints. The packages below do not know how the user named it, and
+    write RUN."""
+    run = getattr(options, "run", getattr(options, "model", None))
+    is_run = isinstance(run, Path) and (run / "plan.json").is_file()
+    return in_hints(" RUN", f" {quoted(run)}") if is_run else nullcontext()
+
+
+# --- Types of values ---
 
 
 class PathArgument(click.Path):
@@ -54,6 +124,9 @@ BITS = Number(min=2, max=9)  # a weight
 DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
+# --- Options ---
+
+
 def option(
     default: Value, says: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
 ) -> Value:
@@ -85,22 +158,6 @@ def argument(kind: click.ParamType[Any] | None = None, *, required: bool = True,
     return field(default=MISSING if required else None, metadata={"click": declared})
 
 
-@dataclass(frozen=True)
-class RecipeFlags:
-    """The options that `plan`, `local` and `submit` share."""
-
-    model: str | None = option(None, "Base model: folder or Hub id.")
-    data: str | None = option(None, "Dataset: file, folder or Hub id.")
-    split: str | None = option(None, "Part of the dataset, such as train[:500].  [default: train]")
-    max_steps: int | None = option(None, "Optimizer steps.  [default: from num_train_epochs]", Whole(min=1))
-    max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))
-    dtype: str | None = option(None, "Precision.  [default: depends on the device]", ("float32", "bfloat16", "float16"))
-
-
-def device_option() -> str | None:
-    return option(None, "Device to train on.  [default: the best available]", ("cuda", "mps", "cpu"))
-
-
 def engine_device_option() -> str | None:
     return option(None, "Where to run.  [default: the GPU if llama.cpp has one]", ("cpu", "gpu"))
 
@@ -108,10 +165,6 @@ def engine_device_option() -> str | None:
 def context_option() -> int:
     says = "Longest prompt with its answer, in tokens; at most what the model takes."
     return option(DEFAULT_CONTEXT, says, Whole(16, 1_000_000))
-
-
-def flavor_option() -> str | None:
-    return option(None, "Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]")
 
 
 def run_dir_option() -> Path | None:
