@@ -46,17 +46,20 @@ class Commands(click.Group):
 
 
 def command(
-    name: str, options_class: type[Options], *, examples: tuple[str, ...]
+    options_class: type[Options], *examples: str, name: str | None = None
 ) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
-    """Declares a command whose function takes its options and a Console and returns a Result. The name has that of its
-    group in it; the fields of the dataclass are made by `option` and `argument`, in the order of the help."""
+    """Declares a command whose function takes its options and a Console and returns a Result. The fields of the
+    dataclass are made by `option` and `argument`, in the order of the help. The name is that of the function, where
+    none with that of a group in it is given."""
 
     def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
+        full_name = name or function.__name__.replace("_", "-")
+
         @functools.wraps(function)
         def run(format_: str, **parameters: Any) -> int:
             from skill_train.core.files import left_alone  # which the help page need not load
 
-            console = Console(cast(Format, format_), name)
+            console = Console(cast(Format, format_), full_name)
             options = options_class(**parameters)
             try:
                 with _run_in_hints(options):
@@ -67,7 +70,7 @@ def command(
             return console.result(result)
 
         run.__doc__ = f"{inspect.getdoc(function)}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-        return click.command(name.split()[-1], params=_parameters(options_class), epilog=_EXIT_CODES_HELP)(run)
+        return click.command(full_name.split()[-1], params=_parameters(options_class), epilog=_EXIT_CODES_HELP)(run)
 
     return wrap
 

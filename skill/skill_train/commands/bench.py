@@ -68,9 +68,7 @@ class BenchedFile(TypedDict):
 
 
 @command(
-    "bench",
-    BenchOptions,
-    examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
+    BenchOptions, "skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"
 )
 def bench(options: BenchOptions, console: Console) -> Result:
     """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.

@@ -21,11 +21,7 @@ class CancelOptions:
     run: str = argument(RUN)
 
 
-@command(
-    "cancel",
-    CancelOptions,
-    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
-)
+@command(CancelOptions, "skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json")
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run)

@@ -88,12 +88,9 @@ class _Speaker:
 
 
 @command(
-    "chat",
     ChatOptions,
-    examples=(
-        'skill-train chat runs/first --prompt "Where is my parcel?"',
-        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
-    ),
+    'skill-train chat runs/first --prompt "Where is my parcel?"',
+    'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
 )
 def chat(options: ChatOptions, console: Console) -> Result:
     """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""

@@ -65,12 +65,9 @@ class DataOptions:
 
 
 @command(
-    "data",
     DataOptions,
-    examples=(
-        "skill-train data tickets.jsonl",
-        "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
-    ),
+    "skill-train data tickets.jsonl",
+    "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
 )
 def data(options: DataOptions, console: Console) -> Result:
     """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""

@@ -75,13 +75,10 @@ class _Chain:
 
 
 @command(
-    "demo",
     DemoOptions,
-    examples=(
-        "skill-train demo",
-        "skill-train demo --method vision",
-        "skill-train demo --run-dir runs/demo --format json",
-    ),
+    "skill-train demo",
+    "skill-train demo --method vision",
+    "skill-train demo --run-dir runs/demo --format json",
 )
 def demo(options: DemoOptions, console: Console) -> Result:
     """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""

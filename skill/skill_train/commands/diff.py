@@ -26,11 +26,7 @@ class DiffOptions:
     run_b: Path = argument(PATH)
 
 
-@command(
-    "diff",
-    DiffOptions,
-    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
-)
+@command(DiffOptions, "skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json")
 def diff(options: DiffOptions, console: Console) -> Result:
     """Compare two runs: the recipes must be equal, the machines may differ."""
     a, b = (read_run(_opened(path)) for path in (options.run_a, options.run_b))

@@ -37,7 +37,7 @@ class DoctorOptions:
     self_test: bool = option(False, "Also run all steps on the embedded model, offline: about a minute.")
 
 
-@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@command(DoctorOptions, "skill-train doctor", "skill-train doctor --self-test --format json")
 def doctor(options: DoctorOptions, console: Console) -> Result:
     """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
     packages = _doctor_packages.packages()

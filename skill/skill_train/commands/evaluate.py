@@ -58,9 +58,9 @@ class EvaluateOptions:
 
 
 @command(
-    "evaluate",
     EvaluateOptions,
-    examples=("skill-train evaluate runs/first", "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py"),
+    "skill-train evaluate runs/first",
+    "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
 )
 def evaluate(options: EvaluateOptions, console: Console) -> Result:
     """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.

@@ -51,12 +51,9 @@ if TYPE_CHECKING:
 
 
 @command(
-    "export-gguf",
     ExportOptions,
-    examples=(
-        "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
-        "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
-    ),
+    "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
+    "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
 )
 def export_gguf(options: ExportOptions, console: Console) -> Result:
     """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""

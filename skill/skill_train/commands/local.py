@@ -64,12 +64,9 @@ class LocalOptions(RecipeFlags):
 
 
 @command(
-    "local",
     LocalOptions,
-    examples=(
-        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
-        "skill-train local recipe.yaml",
-    ),
+    "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
+    "skill-train local recipe.yaml",
 )
 def local(options: LocalOptions, console: Console) -> Result:
     """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""

@@ -22,11 +22,7 @@ class LogsOptions:
     tail: int | None = option(None, "Number of lines to show, from the end.  [default: all]", Whole(1, MOST_COUNTED))
 
 
-@command(
-    "logs",
-    LogsOptions,
-    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
-)
+@command(LogsOptions, "skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow")
 def logs(options: LogsOptions, console: Console) -> Result:
     """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     cloud = find_run.find(options.run)

@@ -32,12 +32,9 @@ class MergeOptions:
 
 
 @command(
-    "merge",
     MergeOptions,
-    examples=(
-        "skill-train merge runs/first",
-        "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
-    ),
+    "skill-train merge runs/first",
+    "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
 )
 def merge(options: MergeOptions, console: Console) -> Result:
     """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""

@@ -86,13 +86,10 @@ class PlanOptions(DeviceOptions, _WhereOptions):
 
 
 @command(
-    "plan",
     PlanOptions,
-    examples=(
-        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
-        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
-        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
-    ),
+    "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
+    "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+    'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
 )
 def plan(options: PlanOptions, console: Console) -> Result:
     """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.

@@ -28,12 +28,9 @@ class PullOptions:
 
 
 @command(
-    "pull",
     PullOptions,
-    examples=(
-        "skill-train pull runs/tickets-cloud",
-        "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
-    ),
+    "skill-train pull runs/tickets-cloud",
+    "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
 )
 def pull(options: PullOptions, console: Console) -> Result:
     """Fetch the adapter and the records of a job, with their digests checked, for merge and export.

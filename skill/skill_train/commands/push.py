@@ -82,12 +82,9 @@ class _Push:
 
 
 @command(
-    "push",
     PushOptions,
-    examples=(
-        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
-        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
-    ),
+    "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
+    "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
 )
 def push(options: PushOptions, console: Console) -> Result:
     """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""

@@ -24,9 +24,7 @@ class ReportOptions:
 
 
 @command(
-    "report",
-    ReportOptions,
-    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
+    ReportOptions, "skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"
 )
 def report(options: ReportOptions, console: Console) -> Result:
     """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""

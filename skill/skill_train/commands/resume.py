@@ -41,12 +41,9 @@ class ResumeOptions:
 
 
 @command(
-    "resume",
     ResumeOptions,
-    examples=(
-        "skill-train resume runs/tickets-cloud",
-        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
-    ),
+    "skill-train resume runs/tickets-cloud",
+    "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
 )
 def resume(options: ResumeOptions, console: Console) -> Result:
     """Start a new job that continues from the newest checkpoint, with the same recipe.

@@ -38,12 +38,9 @@ class ServeOptions:
 
 
 @command(
-    "serve",
     ServeOptions,
-    examples=(
-        "skill-train serve runs/first --quant q4_k_m",
-        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
-    ),
+    "skill-train serve runs/first --quant q4_k_m",
+    "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
 )
 def serve(options: ServeOptions, console: Console) -> Result:
     """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""

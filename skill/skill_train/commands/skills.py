@@ -51,9 +51,10 @@ class CheckOptions:
 
 
 @command(
-    "skills install",
     InstallOptions,
-    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
+    "skill-train skills install",
+    "skill-train skills install --target claude --scope global",
+    name="skills install",
 )
 def install_command(options: InstallOptions, console: Console) -> Result:
     """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
@@ -80,9 +81,10 @@ def install_command(options: InstallOptions, console: Console) -> Result:
 
 
 @command(
-    "skills check",
     CheckOptions,
-    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
+    "skill-train skills check",
+    "skill-train skills check --scope global --format json",
+    name="skills check",
 )
 def check_command(options: CheckOptions, console: Console) -> Result:
     """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""

@@ -39,11 +39,7 @@ class StatusOptions:
     run: str = argument(RUN)
 
 
-@command(
-    "status",
-    StatusOptions,
-    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
-)
+@command(StatusOptions, "skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567")
 def status(options: StatusOptions, console: Console) -> Result:
     """Show a run's progress, its cost so far, the time it still needs, and why it failed.
 

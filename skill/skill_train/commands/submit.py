@@ -38,12 +38,9 @@ from skill_train.run.plan_record import Plan
 
 
 @command(
-    "submit",
     SubmitOptions,
-    examples=(
-        "skill-train submit runs/first --max-cost 5",
-        "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
-    ),
+    "skill-train submit runs/first --max-cost 5",
+    "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
 )
 def submit(options: SubmitOptions, console: Console) -> Result:
     """Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads."""

@@ -51,12 +51,9 @@ class VerifyOptions:
 
 
 @command(
-    "verify",
     VerifyOptions,
-    examples=(
-        "skill-train verify runs/first",
-        "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
-    ),
+    "skill-train verify runs/first",
+    "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
 )
 def verify(options: VerifyOptions, console: Console) -> Result:
     """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""

@@ -26,11 +26,7 @@ class WaitOptions:
     )
 
 
-@command(
-    "wait",
-    WaitOptions,
-    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
-)
+@command(WaitOptions, "skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600")
 def wait(options: WaitOptions, console: Console) -> Result:
     """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
     timeout = options.timeout
