@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.commands._base_model import merge_run
+from skill_train.commands._planning import load_recipe, plan_with_files
 from skill_train.core import resources
 from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed
-from skill_train.core.files import write_text
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.program.parquet import iter_parquet
+from skill_train.plan.placement import HERE
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 
@@ -61,7 +59,7 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
 
 
 def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
-    from skill_train.commands import export_gguf, local
+    from skill_train.commands import export_gguf
     from skill_train.commands._shipping import ExportOptions
     from skill_train.llama import get_converter
 
@@ -75,7 +73,7 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
         return result
 
     tools = stage("find the converter", get_converter.find)
-    plan = stage("plan", partial(local.plan_of, console, _recipe(folder)))
+    plan = stage("plan", partial(_plan, console))
     stage("train", partial(_trained, console, run, plan))
     stage("merge", partial(merge_run, console, run))
     options = ExportOptions(quant=_QUANT)
@@ -83,17 +81,10 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
     stage("verify", partial(_verified, console, run))
 
 
-def _recipe(folder: Path) -> Path:
-    """The recipe of the demo with fewer steps."""
-    shipped = resources.demo()
-    rows = islice(iter_parquet(shipped / "data.parquet"), _ROWS)
-    lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
-    write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
-    changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}
-    shipped_lines = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()
-    text = [line for line in shipped_lines if line.split(":")[0] not in changed]
-    write_text(folder / "recipe.yaml", "\n".join([*text, *(f"{k}: {json.dumps(v)}" for k, v in changed.items())]))
-    return folder / "recipe.yaml"
+def _plan(console: Console) -> Plan:
+    """The plan of the demo with fewer rows and steps."""
+    fewer = {"split": f"train[:{_ROWS}]", "max_steps": _STEPS}
+    return plan_with_files(console, load_recipe(resources.demo() / "recipe.yaml", fewer), HERE)
 
 
 def _trained(console: Console, run: RunDir, plan: Plan) -> None:
