@@ -13,7 +13,7 @@ from skill_train.commands._command import PATH, argument, command
 from skill_train.commands._drawing import folding_table
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
-from skill_train.run.compare_runs import Comparison, RunDifference, compare, read_run
+from skill_train.run.compare_runs import Comparison, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -41,7 +41,10 @@ def diff(options: DiffOptions, console: Console) -> Result:
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
         "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
-        **{name: [_shown_difference(each) for each in group] for name, group in groups.items()},
+        **{
+            name: [{"fact": each.fact, "a": _text(each.a), "b": _text(each.b)} for each in group]
+            for name, group in groups.items()
+        },
         "counts": {"compared": comparison.compared, **{name: len(group) for name, group in groups.items()}},
         "losses": comparison.losses,
         "same_weights": comparison.same_weights,
@@ -81,10 +84,6 @@ def _hint(comparison: Comparison) -> str:
                 f"id; train both from the same Hub id and revision"
             )
     return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
-
-
-def _shown_difference(difference: RunDifference) -> dict[str, object]:
-    return {"fact": difference.fact, "a": _text(difference.a), "b": _text(difference.b)}
 
 
 def _text(value: Any) -> str | float | bool | None:
