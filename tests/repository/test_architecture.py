@@ -106,7 +106,7 @@ PURE = {
     "plan.launch_args", "plan.make", "plan.pictures",
     "plan.placement", "plan.places", "plan.refusals", "plan.where", "publish.model_card",
     "publish.records", "recipe.fields", "recipe.formats", "recipe.resolved", "report.artifacts",
-    "report.figure", "report.pairs", "report.quality", "report.same_run", "report.sections", "report.words",
+    "report.figure", "report.quality", "report.same_run", "report.sections", "report.words",
     "run.compare_runs", "run.job_spec", "run.progress",
 }  # fmt: skip
 IMPURE = {

@@ -1,4 +1,4 @@
-"""The sections about results: the proof, the files to choose from, how to run them, and how to make them again.
+"""The sections about results: the proof, the files to choose from, alone or in pairs, how to run and how to make them.
 
 Pure.
 """
@@ -12,12 +12,13 @@ from skill_train.core.errors import quoted
 from skill_train.core.units import dollars
 from skill_train.report import views
 from skill_train.report.figure import Figure, ReportedRun, Shown
-from skill_train.report.pairs import checks_of, verdict_to_run, worst
 from skill_train.report.quality import measured
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.cloud_record import continue_words
 from skill_train.run.export_record import ExportedFile
 from skill_train.run.verify_record import Check
+
+_WORST = ("fail", "unknown", "warn", "pass")
 
 
 def missing(run: ReportedRun) -> list[views.MissingPart]:
@@ -134,6 +135,65 @@ def smallest(run: ReportedRun) -> list[Figure]:
         return [Figure("none yet")]
     step, name = run.exported()[passing[-1]["file"]]
     return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
+
+
+def worst(verdicts: list[str]) -> str:
+    """The worst of the verdicts; `unknown` if there are none. What was not judged is worse than a warning."""
+    return min(verdicts, key=_WORST.index, default="unknown")
+
+
+def checks_of(run: ReportedRun, file: str) -> list[tuple[int, Check]]:
+    """The checks of one file, and their places in the proof; none if that is of another file of this name."""
+    checks = run.proof.checks if run.proof is not None and run.is_proof_of(file) else ()
+    return [(i, check) for i, check in enumerate(checks) if check.file == file]
+
+
+def pairs(run: ReportedRun) -> list[views.PairView]:
+    """Each language model with the projector, and what `verify` says of them; empty without a projector."""
+    return [pair for file in run.exported() for pair in _pair(run, file)]
+
+
+def no_projector(run: ReportedRun) -> str:
+    """A sentence where files were exported of a model that was trained on pictures, and none of them reads pictures;
+    else empty."""
+    if not run["plan"].get("recipe", "images") or not run.exported() or run.projectors():
+        return ""
+    return f"The model was trained on pictures, and these files read text only: {run.command('export-gguf')}"
+
+
+def verdict_to_run(run: ReportedRun, file: views.FileView) -> str:
+    """The verdict of all that runs: of the file, or of the file and its projector together."""
+    return worst([pair["verdict"] for pair in _pair(run, file["file"])]) if run.projectors() else file["verdict"]
+
+
+def _pair(run: ReportedRun, file: str) -> list[views.PairView]:
+    step, name = run.exported()[file]
+    model, found = _judged(run, file), list[views.PairView]()
+    was_asked = any(check.name == "pictures" for _, check in checks_of(run, file))
+    for projector, (projector_step, projector_name) in run.projectors().items():
+        other = _judged(run, projector)
+        together = worst([model, other])
+        found.append(
+            {
+                "model": file,
+                "quant": str(run[step].get("outputs", name, "quant", default=file)),
+                "model_verdict": model,
+                "projector": projector,
+                "path": projector_name,
+                "projector_quant": str(run[projector_step].get("outputs", projector_name, "quant", default="")),
+                "bytes": run[projector_step].figure(size, "outputs", projector_name, "bytes"),
+                "projector_verdict": other,
+                "verdict": together if was_asked or together == "fail" else "unknown",
+            }
+        )
+    return found
+
+
+def _judged(run: ReportedRun, file: str) -> str:
+    """The verdict of one file; `unknown` if the proof is of another file of this name."""
+    if run.proof is None or file not in run.proof.inputs.ggufs:
+        return "unknown"
+    return worst([check.verdict for _, check in checks_of(run, file)])
 
 
 def run_it(run: ReportedRun) -> views.RunItView | None:

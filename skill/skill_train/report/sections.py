@@ -6,7 +6,6 @@ from __future__ import annotations
 from skill_train.core.units import dollars, duration
 from skill_train.report import artifacts, views
 from skill_train.report.figure import Figure, Record, ReportedRun, Shown, differ
-from skill_train.report.pairs import no_projector, pairs
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.words import marked, number, rate, share, size
 from skill_train.run.cloud_record import continue_words
@@ -33,8 +32,8 @@ def run_view(run: ReportedRun) -> views.RunView:
         "answers": answers(run),
         "proof": artifacts.proof(run),
         "files": artifacts.files(run),
-        "pairs": pairs(run),
-        "no_projector": no_projector(run),
+        "pairs": artifacts.pairs(run),
+        "no_projector": artifacts.no_projector(run),
         "run_it": artifacts.run_it(run),
         "cloud": artifacts.cloud(run),
         "versions": artifacts.versions(run),
