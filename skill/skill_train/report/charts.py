@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from skill_train.core.errors import NotInstalled
+from skill_train.core.errors import not_installed
 
 COLOURS = 8  # colours of the style sheet; further series use them again, dashed
 # Inches of 72 units: the text is readable where a phone shows the chart whole.
@@ -141,11 +141,7 @@ def _figure(width: float, height: float) -> Iterator[Any]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise NotInstalled(
-            "the charts of the report need matplotlib, which is not installed",
-            code="missing_package",
-            hint='pip install "skill-train[report]"',
-        ) from None
+        raise not_installed("matplotlib", "report") from None
     with rc_context(_STYLE):
         yield Figure(figsize=(width, height))
 

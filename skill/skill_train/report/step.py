@@ -18,7 +18,7 @@ import msgspec
 from skill_train.core import resources
 from skill_train.core.console import Bar
 from skill_train.core.digests import is_file_of
-from skill_train.core.errors import NotInstalled, UsageError, quoted
+from skill_train.core.errors import UsageError, not_installed, quoted
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -310,11 +310,7 @@ def page(runs: list[RunView], shared: SharedView) -> str:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
-        raise NotInstalled(
-            "the page of the report needs jinja2, which is not installed",
-            code="missing_package",
-            hint='pip install "skill-train[report]"',
-        ) from None
+        raise not_installed("jinja2", "report") from None
     folder = resources.report()
     templates = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
     templates.filters["figure"] = lambda value: json.dumps(value, ensure_ascii=False)
