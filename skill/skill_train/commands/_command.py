@@ -135,8 +135,8 @@ def option(
 ) -> Value:
     """A field of a command's options, with the option of click that sets it.
 
-    False makes it a flag, and an empty tuple an option that can be repeated. The help shows any other default, but for
-    None, where `says` has it. A tuple as `kind` are the words to choose from.
+    False makes it a flag, and an empty tuple an option that can be repeated. The help shows any other default; what
+    None stands for, `says` tells. A tuple as `kind` holds the words to choose from.
     """
     if default is False:
         settings["is_flag"] = True

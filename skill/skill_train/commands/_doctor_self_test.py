@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.commands._base_model import merge_run
-from skill_train.commands._planning import load_recipe, plan_with_files
 from skill_train.core import resources
 from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.plan.placement import HERE
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 
@@ -59,7 +57,7 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
 
 
 def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
-    from skill_train.commands import export_gguf
+    from skill_train.commands import export_gguf, local
     from skill_train.commands._shipping import ExportOptions
     from skill_train.llama import get_converter
 
@@ -73,18 +71,13 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
         return result
 
     tools = stage("find the converter", get_converter.find)
-    plan = stage("plan", partial(_plan, console))
+    recipe, rows = resources.demo() / "recipe.yaml", f"train[:{_ROWS}]"
+    plan = stage("plan", partial(local.plan_of, console, recipe, split=rows, max_steps=_STEPS))
     stage("train", partial(_trained, console, run, plan))
     stage("merge", partial(merge_run, console, run))
     options = ExportOptions(quant=_QUANT)
     stage("convert and quantize", partial(export_gguf.export_run, console, run, options, tools))
     stage("verify", partial(_verified, console, run))
-
-
-def _plan(console: Console) -> Plan:
-    """The plan of the demo with fewer rows and steps."""
-    fewer = {"split": f"train[:{_ROWS}]", "max_steps": _STEPS}
-    return plan_with_files(console, load_recipe(resources.demo() / "recipe.yaml", fewer), HERE)
 
 
 def _trained(console: Console, run: RunDir, plan: Plan) -> None:

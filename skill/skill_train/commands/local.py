@@ -199,9 +199,10 @@ def _is_finished(run: RunDir, plan: Plan) -> bool:
     return done and plan_record.read(run.plan).recipe_hash == plan.recipe_hash
 
 
-def plan_of(console: Console, recipe: Path) -> Plan:
+def plan_of(console: Console, recipe: Path, **values: object) -> Plan:
+    """The plan of a recipe, with these values instead of its own."""
     with mapping_in(recipe):
-        return plan_with_files(console, load_recipe(recipe, {}), HERE)
+        return plan_with_files(console, load_recipe(recipe, values), HERE)
 
 
 def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> StepResult[TrainRecord]:
