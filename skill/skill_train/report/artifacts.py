@@ -167,7 +167,6 @@ def verdict_to_run(run: ReportedRun, file: views.FileView) -> str:
 
 
 def _pair(run: ReportedRun, file: str) -> list[views.PairView]:
-    step, name = run.exported()[file]
     model, found = _judged(run, file), list[views.PairView]()
     was_asked = any(check.name == "pictures" for _, check in checks_of(run, file))
     for projector, (projector_step, projector_name) in run.projectors().items():
@@ -176,7 +175,7 @@ def _pair(run: ReportedRun, file: str) -> list[views.PairView]:
         found.append(
             {
                 "model": file,
-                "quant": str(run[step].get("outputs", name, "quant", default=file)),
+                "quant": quant_of(run, file),
                 "model_verdict": model,
                 "projector": projector,
                 "path": projector_name,
