@@ -80,7 +80,7 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
         AccessError: the repository is not yours, or the token may not write there.
         DecisionNeeded: the repository is public.
     """
-    repositories.check_name(name)
+    repositories.check_name(name, "--hub-model-id NAMESPACE/NAME")
     owner = name.split("/")[0]
     if owner not in (account.name, *account.orgs):
         raise AccessError(
@@ -163,7 +163,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
         raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     if data_repo is None or not with_data:
         return ()
-    repositories.check_name(data_repo)
+    repositories.check_name(data_repo, "--data-repo NAMESPACE/NAME")
     _require(account, "repo.write", data_repo)
     repository = patiently(lambda: repositories.find("dataset", data_repo))
     if repository is None:

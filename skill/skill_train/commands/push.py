@@ -178,21 +178,15 @@ def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
 
 
 def _repository(repo: str | None, run: Path) -> str:
+    hint = f"skill-train push {quoted(run)} --repo NAMESPACE/NAME"
     if repo is None:
         raise UsageError(
             "no repository was given, and the recipe has no hub_model_id",
             code="bad_usage",
             expected="--repo NAMESPACE/NAME",
-            hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
+            hint=hint,
         )
-    if not repositories.is_id(repo):
-        raise UsageError(
-            f"{repo!r} is not the id of a repository",
-            code="bad_usage",
-            expected="NAMESPACE/NAME of letters, digits, -, _ and .",
-            got=repo,
-            hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
-        )
+    repositories.check_name(repo, hint)
     return repo
 
 

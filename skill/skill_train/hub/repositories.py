@@ -90,14 +90,14 @@ def is_id(name: str) -> bool:
     return name.count("/") == 1
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, hint: str) -> None:
     if not is_id(name):
         raise UsageError(
             f"{name!r} is not a valid repository id",
             code="bad_usage",
             expected="NAMESPACE/NAME of letters, digits, '-', '_' and '.', at most 96 of them",
             got=name,
-            hint="--hub-model-id NAMESPACE/NAME",
+            hint=hint,
         )
 
 
