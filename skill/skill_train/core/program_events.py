@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeGuard
 
 import msgspec
 
-from skill_train.program.events import ErrorWords
+from skill_train.program.events import Failure
 
 
-class ProgramFailed(TypedDict):
-    """Why the program ended, as in `train.failed.json`. `error` has the fields of a `SkillTrainError`."""
+class ProgramFailed(Failure):
+    """Why the program ended. `error` has the fields of a `SkillTrainError`."""
 
     event: Literal["failed"]
-    exit_code: int
-    error: ErrorWords
 
 
 class StageBegan(TypedDict):
