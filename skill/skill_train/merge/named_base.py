@@ -8,7 +8,7 @@ from pathlib import Path
 from skill_train.core.console import Warn
 from skill_train.core.digests import FileDigest, digests, is_file_of
 from skill_train.core.errors import UsageError, quoted
-from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.limits import require_room_for_torch
 from skill_train.model.adapter import read_adapter
 from skill_train.model.folder import read_model
 from skill_train.model.weight_files import FLOAT_BYTES, read_folder, read_tensor, same_bytes, stored_tensors

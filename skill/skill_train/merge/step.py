@@ -29,7 +29,7 @@ from skill_train.core.files import whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
 from skill_train.facts import JsonObject
-from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.limits import require_room_for_torch
 from skill_train.merge import check_logits, check_weights, with_peft
 from skill_train.merge.judge import judge
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows

@@ -16,7 +16,7 @@ from typing import Any
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, not_installed, out_of_memory
 from skill_train.core.memory import keep_freed
 from skill_train.facts import JsonObject
-from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.limits import require_room_for_torch
 from skill_train.model.adapter import read_adapter, scale_of
 from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound

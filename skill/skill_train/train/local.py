@@ -39,7 +39,7 @@ from skill_train.core.program_events import DataRead, Event, Probed, ProgramFail
 from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts, ModelFacts
-from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.limits import require_room_for_torch
 from skill_train.plan.file import require_own_folder, write_plan
 from skill_train.program import plan as program_plan
 from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals

@@ -13,7 +13,7 @@ ASKED = """
 import resource, sys
 if BYTES:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.limits import require_room_for_torch
 from skill_train.core.errors import DecisionNeeded
 try:
     require_room_for_torch()
