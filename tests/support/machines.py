@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,40 @@ def record_of(name: str) -> dict[str, Any]:
     return record
 
 
-def probe_of(record: dict[str, Any]) -> Probe:
-    """A probe that answers as the record says; a question that was not recorded fails loudly."""
-    files = _topology(record) | record["files"]
-    programs = record["programs"]
+@dataclass(frozen=True)
+class RecordedMachine(Probe):
+    """Answers as a record says; a question that was not recorded fails loudly."""
 
-    def ask(program: str, *arguments: str) -> ProgramOutput | None:
-        if program not in programs:
+    files: dict[str, str]
+    programs: dict[str, Any]
+
+    def has(self, program: str) -> bool:
+        return program in self.programs
+
+    def ask(self, program: str, *arguments: str) -> ProgramOutput | None:
+        if program not in self.programs:
             return None
         if program == "sysctl":
-            return _sysctl(programs[program], arguments)
-        return ProgramOutput(**programs[program][" ".join(arguments)])
+            return _sysctl(self.programs[program], arguments)
+        return ProgramOutput(**self.programs[program][" ".join(arguments)])
 
-    def names(folder: str) -> tuple[str, ...]:
-        inside = [path.removeprefix(f"{folder}/") for path in files if path.startswith(f"{folder}/")]
+    def read(self, path: str) -> str | None:
+        return self.files.get(path)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        inside = [path.removeprefix(f"{folder}/") for path in self.files if path.startswith(f"{folder}/")]
         return tuple(sorted({path.split("/")[0] for path in inside}))
 
-    return Probe(
+
+def probe_of(record: dict[str, Any]) -> Probe:
+    return RecordedMachine(
         system=record["system"],
         processor=record["processor"],
         cpus=tuple(range(record["cpus"])),
         environment=record["environment"],
         disk_free_bytes=record["disk_free_bytes"],
-        has=lambda program: program in programs,
-        ask=ask,
-        read=files.get,
-        names=names,
+        files=_topology(record) | record["files"],
+        programs=record["programs"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +23,12 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class Probe:
-    """A machine that can be queried.
+    """A machine that can be queried: this one. A recorded machine has other methods.
 
     Attributes:
         system, processor: as `platform` names them, such as `Darwin` and `x86_64`.
         cpus: the numbers of the logical processors that this process may use.
         disk_free_bytes: the free space of the current folder; None if it is unknown.
-        has: whether a program is installed.
-        ask: runs a program; None if it is missing or does not end.
-        read: reads a small text file; None if it is missing or unreadable.
-        names: the sorted names in a folder; empty if it does not exist.
     """
 
     system: str
@@ -40,24 +36,44 @@ class Probe:
     cpus: tuple[int, ...]
     environment: Mapping[str, str]
     disk_free_bytes: int | None
-    has: Callable[[str], bool]
-    ask: Callable[..., ProgramOutput | None]
-    read: Callable[[str], str | None]
-    names: Callable[[str], tuple[str, ...]]
+
+    def has(self, program: str) -> bool:
+        """Whether a program is installed."""
+        return _find(program) is not None
+
+    def ask(self, program: str, *arguments: str) -> ProgramOutput | None:
+        """Runs a program; None if it is missing or does not end."""
+        path = _find(program)
+        if path is None:
+            return None
+        import subprocess  # 10 ms that a machine without such tools need not pay
+
+        environment = dict(os.environ, LC_ALL="C")  # numbers with a point, messages in English
+        try:
+            done = subprocess.run(
+                [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_SECONDS, env=environment
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return ProgramOutput(done.returncode, done.stdout.strip("\n"))
+
+    def read(self, path: str) -> str | None:
+        """A small text file; None if it is missing or unreadable."""
+        try:
+            return Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """The sorted names in a folder; empty if it does not exist."""
+        try:
+            return tuple(sorted(os.listdir(folder)))
+        except OSError:
+            return ()
 
 
 def this_machine() -> Probe:
-    return Probe(
-        system=platform.system(),
-        processor=platform.machine(),
-        cpus=_cpus(),
-        environment=os.environ,
-        disk_free_bytes=_disk_free(),
-        has=lambda program: _find(program) is not None,
-        ask=_ask,
-        read=_read,
-        names=_names,
-    )
+    return Probe(platform.system(), platform.machine(), _cpus(), os.environ, _disk_free())
 
 
 def _cpus() -> tuple[int, ...]:
@@ -75,33 +91,3 @@ def _disk_free() -> int | None:
 
 def _find(program: str) -> str | None:
     return shutil.which(program) or shutil.which(program, path=_WSL)
-
-
-def _ask(program: str, *arguments: str) -> ProgramOutput | None:
-    path = _find(program)
-    if path is None:
-        return None
-    import subprocess  # 10 ms that a machine without such tools need not pay
-
-    environment = dict(os.environ, LC_ALL="C")  # numbers with a point, messages in English
-    try:
-        done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_SECONDS, env=environment
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ProgramOutput(done.returncode, done.stdout.strip("\n"))
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def _names(folder: str) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(os.listdir(folder)))
-    except OSError:
-        return ()
