@@ -117,8 +117,13 @@ def sliced(split: str, rows: int) -> int:
             got=split,
             hint="split: train[:500], or train[10%:20%]",
         )
-    first = _position(start, rows, 0)
-    return max(0, _position(end, rows, rows) - first)
+    return between(split, rows)
+
+
+def between(split: str, rows: int) -> int:
+    """The rows between the two ends of a slice, of which one may be a percentage and the other a number."""
+    _, start, end = parts(split)
+    return max(0, _position(end, rows, rows) - _position(start, rows, 0))
 
 
 def parts(split: str) -> tuple[str, str, str]:

@@ -52,7 +52,7 @@ def read_file(recipe: Recipe, file: HubFile, files: SplitFiles, configuration: C
         sliced = list(iter_slice(iter(read.numbered), recipe.split))  # refuses a slice that no file has
     if read.whole:
         return read._replace(total=len(sliced), numbered=sliced)
-    total = _rows_of_slice(recipe.split, read.total)
+    total = dataset_card.between(recipe.split, read.total)
     if "%" in recipe.split or not sliced:
         return read._replace(total=total)
     return read._replace(total=total, numbered=sliced, whole=len(sliced) >= total)
@@ -63,14 +63,6 @@ def _all_of(file: HubFile) -> ReadRows:
     with named_as(path, str(file)):
         numbered = list(iter_file(path))
     return ReadRows(len(numbered), "counted", numbered, True)
-
-
-def _rows_of_slice(split: str, rows: int) -> int:
-    """The rows of a slice of a file."""
-    _, start, end = dataset_card.parts(split)
-    bounds = (start, end or f"{rows}")
-    first, last = (round(rows * int(b[:-1]) / 100) if b.endswith("%") else int(b or "0") for b in bounds)
-    return max(0, min(last, rows) - first)
 
 
 def rows_to_show(
