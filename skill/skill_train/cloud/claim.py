@@ -56,12 +56,12 @@ def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job 
         AccessError: the token may not write to the bucket.
         Temporary: the Hub does not answer, or another command has requested the job and it does not exist yet.
     """
-    bucket = f"{record.namespace}/jobs-artifacts"
+    bucket = jobs.bucket_of(record.namespace)
     name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
     path = f"{_folder(record)}/{name}"
     try:
         patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
-        theirs = _Turn(bucket, record, path, of_plan).job_before_ours()
+        theirs = _job_before(path, record, of_plan)
     except BaseException:
         _remove(bucket, [path])
         raise
@@ -76,78 +76,73 @@ def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job 
         raise
 
 
-@dataclass
-class _Turn:
-    """One claim of this command, and the wait for its turn."""
-
-    bucket: str
-    record: CloudRecord
-    path: str
-    of_plan: bool
-
-    def job_before_ours(self) -> Job | None:
-        began, next_notice = time.monotonic(), 0.0
-        ours, listed = self._listed()
-        if ours is None:
-            waiting.tell("the bucket gives no upload times, so a command that runs elsewhere now cannot be detected")
+def _job_before(path: str, record: CloudRecord, of_plan: bool) -> Job | None:
+    """The job of an earlier claim than the one at this path, which waits for its turn; None if it has come."""
+    began, next_notice = time.monotonic(), 0.0
+    ours, listed = _listed(path, record)
+    if ours is None:
+        waiting.tell("the bucket gives no upload times, so a command that runs elsewhere now cannot be detected")
+        return None
+    settled_after = start_once.settled_seconds()
+    old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
+    if old:
+        _remove(jobs.bucket_of(record.namespace), old)
+    settled: set[str] = set()  # their jobs have ended without a result
+    while True:
+        waited = time.monotonic() - began
+        ahead = [claim for claim in listed if _is_ahead(claim, ours, of_plan) and claim.path not in settled]
+        if not ahead:
             return None
-        settled_after = start_once.settled_seconds()
-        old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
-        if old:
-            _remove(self.bucket, old)
-        settled: set[str] = set()  # their jobs have ended without a result
-        while True:
-            waited = time.monotonic() - began
-            ahead = [claim for claim in listed if self._is_ahead(claim, ours) and claim.path not in settled]
-            if not ahead:
-                return None
-            first = min(ahead, key=lambda claim: claim.rank)
-            job = self._job_of(first)
-            if job is not None:
-                if job.live or job.stage == "COMPLETED" or not self.of_plan:
-                    return job
-                settled.add(first.path)
-                continue
-            if waited + (ours.moment - first.moment).total_seconds() > settled_after:
-                raise _started_elsewhere(first)
-            if waited >= next_notice:
-                waiting.tell(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
-                next_notice += waiting.NOTICE_SECONDS
-            time.sleep(start_once.PAUSE_SECONDS)
-            again, listed = self._listed()
-            ours = again or ours
+        first = min(ahead, key=lambda claim: claim.rank)
+        job = _job_of(first, record)
+        if job is not None:
+            if job.live or job.stage == "COMPLETED" or not of_plan:
+                return job
+            settled.add(first.path)
+            continue
+        if waited + (ours.moment - first.moment).total_seconds() > settled_after:
+            raise _started_elsewhere(first)
+        if waited >= next_notice:
+            waiting.tell(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
+            next_notice += waiting.NOTICE_SECONDS
+        time.sleep(start_once.PAUSE_SECONDS)
+        again, listed = _listed(path, record)
+        ours = again or ours
 
-    def _is_ahead(self, claim: Claim, ours: Claim) -> bool:
-        """Whether another claim is earlier, is for the same job, and may still lead to one."""
-        same = self.of_plan or (claim.run_id, claim.number) == (ours.run_id, ours.number)
-        age = (ours.moment - claim.moment).total_seconds()
-        return same and claim.rank < ours.rank and age <= start_once.settled_seconds()
 
-    def _job_of(self, claim: Claim) -> Job | None:
-        labels = {"run": claim.run_id, "attempt": str(claim.number)}
-        matching = patiently(lambda: jobs.find(self.record.namespace, labels))
-        return matching[-1] if matching else None
+def _is_ahead(claim: Claim, ours: Claim, of_plan: bool) -> bool:
+    """Whether another claim is earlier, is for the same job, and may still lead to one."""
+    same = of_plan or (claim.run_id, claim.number) == (ours.run_id, ours.number)
+    age = (ours.moment - claim.moment).total_seconds()
+    return same and claim.rank < ours.rank and age <= start_once.settled_seconds()
 
-    def _listed(self) -> tuple[Claim | None, list[Claim]]:
-        """Our own claim (None if the bucket gives it no date) and all claims.
 
-        Raises:
-            Temporary: our own claim is not listed.
-        """
-        for _ in range(LOOKS):
-            files = patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
-            claims = [claim for file in files if (claim := _read(file)) is not None]
-            ours = next((claim for claim in claims if claim.path == self.path), None)
-            if ours is not None or any(file.remote == self.path for file in files):
-                return ours, claims
-            time.sleep(start_once.PAUSE_SECONDS)
-        raise Temporary(
-            "the bucket of the jobs does not list a file that was just written to it, so no job was requested",
-            code="hub_error",
-            expected=f"{self.path} in {self.bucket}",
-            got="a listing without this file",
-            hint="run the same command again in a few minutes",
-        )
+def _job_of(claim: Claim, record: CloudRecord) -> Job | None:
+    labels = {"run": claim.run_id, "attempt": str(claim.number)}
+    matching = patiently(lambda: jobs.find(record.namespace, labels))
+    return matching[-1] if matching else None
+
+
+def _listed(path: str, record: CloudRecord) -> tuple[Claim | None, list[Claim]]:
+    """Our own claim, at this path (None if the bucket gives it no date), and all claims.
+
+    Raises:
+        Temporary: our own claim is not listed.
+    """
+    for _ in range(LOOKS):
+        files = patiently(lambda: jobs.list_files(jobs.bucket_of(record.namespace), _folder(record)))
+        claims = [claim for file in files if (claim := _read(file)) is not None]
+        ours = next((claim for claim in claims if claim.path == path), None)
+        if ours is not None or any(file.remote == path for file in files):
+            return ours, claims
+        time.sleep(start_once.PAUSE_SECONDS)
+    raise Temporary(
+        "the bucket of the jobs does not list a file that was just written to it, so no job was requested",
+        code="hub_error",
+        expected=f"{path} in {jobs.bucket_of(record.namespace)}",
+        got="a listing without this file",
+        hint="run the same command again in a few minutes",
+    )
 
 
 def _folder(record: CloudRecord) -> str:

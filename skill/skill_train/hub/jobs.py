@@ -79,7 +79,7 @@ def upload(spec: JobSpec) -> tuple[str, str]:
     Raises: as `start`. No job exists after an error.
     """
     _token()
-    bucket = _bucket_of(spec.namespace)
+    bucket = bucket_of(spec.namespace)
     folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # the client names its folders in the same way
     files = [(path, f"{folder}/{path.name}") for path in (spec.program, spec.plan)]
 
@@ -196,7 +196,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str) -> Mount
     Raises: as `start`.
     """
     _token()
-    bucket = _bucket_of(namespace)
+    bucket = bucket_of(namespace)
 
     def question() -> Any:
         if others := _with_other_bytes(bucket, folder, name):
@@ -252,7 +252,7 @@ def _token() -> str:
     return token
 
 
-def _bucket_of(namespace: str) -> str:
+def bucket_of(namespace: str) -> str:
     return f"{namespace}/jobs-artifacts"
 
 
