@@ -273,16 +273,10 @@ def _rounded(facts: TokenFacts) -> TokenReport:
     def share(value: float | None) -> float | None:
         return None if value is None else round(value, 4)
 
-    return TokenReport(
-        basis=facts.basis,
-        counted=facts.counted,
-        mean=size(facts.mean),
-        longest=size(facts.longest),
-        mean_cut=size(facts.mean_cut),
-        max_length=facts.max_length,
-        trained_share=share(facts.trained_share),
-        truncated_share=share(facts.truncated_share),
-    )
+    values = msgspec.structs.asdict(facts)
+    values |= {name: size(values[name]) for name in ("mean", "longest", "mean_cut")}
+    values |= {name: share(values[name]) for name in ("trained_share", "truncated_share")}
+    return TokenReport(**values)
 
 
 def plain_example(inspection: Inspection) -> str:
