@@ -294,13 +294,13 @@ def _ways(
 
 def micro_step(recipe: ResolvedRecipe, dataset: DatasetFacts, device: str, dtype: str) -> MicroStep:
     """A micro-step of the longest row alone, without recomputation."""
-    tower = _trains_part("tower", recipe)
-    share = dataset.tokens.trained_share if dataset.tokens else None
+    tower, tokens, limit = _trains_part("tower", recipe), dataset.tokens, recipe.max_length
+    share = tokens.trained_share if tokens else None
     return MicroStep(
         device=device,
         dtype=dtype,
         rows=1,
-        length=longest_tokens(recipe, dataset)[1],
+        length=min(limit, tokens.longest[1]) if tokens else limit,
         checkpointing=False,
         four_bit=recipe.load_in_4bit,
         full=recipe.is_full,
@@ -340,14 +340,6 @@ def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Pa
     floors = {part.name: part.low for part in low}
     parts = [replace(part, low=floors.get(part.name, 0.0)) for part in high]
     return [*parts, *libraries(step.device)]
-
-
-def longest_tokens(recipe: ResolvedRecipe, dataset: DatasetFacts) -> tuple[int, int]:
-    """Tokens of the longest row after the cut, `(low, high)`."""
-    limit = recipe.max_length
-    if dataset.tokens is None:
-        return limit, limit
-    return min(limit, dataset.tokens.longest[0]), min(limit, dataset.tokens.longest[1])
 
 
 # The kind of memory of each device.
