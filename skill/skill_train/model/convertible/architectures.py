@@ -8,102 +8,70 @@ from __future__ import annotations
 
 VERSION = "0.3.36"  # of llama-cpp-python
 
-NAMES = frozenset(
-    [
-        "AfmoeForCausalLM", "ApertusForCausalLM", "ArceeForCausalLM", "ArcticForCausalLM",
-        "AudioFlamingo3ForConditionalGeneration", "BaiChuanForCausalLM", "BaichuanForCausalLM", "BailingMoeForCausalLM",
-        "BailingMoeV2ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration",
-        "BambaForCausalLM", "BertForMaskedLM", "BertForSequenceClassification", "BertModel", "BitNetForCausalLM",
-        "BitnetForCausalLM", "BloomForCausalLM", "BloomModel", "CamembertModel", "ChameleonForCausalLM",
-        "ChameleonForConditionalGeneration", "ChatGLMForConditionalGeneration", "ChatGLMModel", "CodeShellForCausalLM",
-        "CogVLMForCausalLM", "Cohere2ForCausalLM", "Cohere2MoeForCausalLM", "CohereForCausalLM", "DFlash2DraftModel",
-        "DFlashDraftModel", "DSparkDraftModel", "DSparkSpeculator", "DbrxForCausalLM", "DeciLMForCausalLM",
-        "DeepseekForCausalLM", "DeepseekOCRForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM",
-        "DeepseekV3ForCausalLM", "DeepseekV4DSparkModel", "DeepseekV4ForCausalLM", "DistilBertForMaskedLM",
-        "DistilBertForSequenceClassification", "DistilBertModel", "Dots1ForCausalLM", "Dots3NoteForCausalLM",
-        "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM", "DotsOCRForCausalLM", "DreamModel",
-        "Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM",
-        "Ernie4_5_MoeForCausalLM", "EuroBertModel", "Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration",
-        "ExaoneForCausalLM", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM",
-        "FalconMambaForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTNeoXForCausalLM",
-        "GPTRefactForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration",
-        "Gemma3TextModel", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4AssistantForCausalLM",
-        "Gemma4DSparkModel", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedAssistantForCausalLM",
-        "Gemma4UnifiedForConditionalGeneration", "GemmaForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM",
-        "Glm4MoeLiteForCausalLM", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
-        "Glm5NextForConditionalGeneration", "GlmForCausalLM", "GlmMoeDsaForCausalLM", "GlmOcrForConditionalGeneration",
-        "GptOssForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
-        "GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteSWAForCausalLM",
-        "GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration",
-        "GraniteSwitchForCausalLM", "Grok1ForCausalLM", "GrokForCausalLM", "GroveMoeForCausalLM", "HYV3ForCausalLM",
-        "HYV4ForCausalLM", "HrmTextForCausalLM", "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM",
-        "HunYuanVLForConditionalGeneration", "IQuestCoderForCausalLM", "InternLM2ForCausalLM", "InternLM3ForCausalLM",
-        "JAISLMHeadModel", "Jais2ForCausalLM", "JambaForCausalLM", "JanusForConditionalGeneration",
-        "JinaBertForMaskedLM", "JinaBertModel", "JinaEmbeddingsV5Model", "KORMoForCausalLM",
-        "KimiK25ForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiLinearForCausalLM", "KimiLinearModel",
-        "KimiVLForConditionalGeneration", "LFM2ForCausalLM", "LLaDAMoEModel", "LLaDAMoEModelLM", "LLaDAModelLM",
-        "LLaMAForCausalLM", "LagunaForCausalLM", "Lfm25AudioTokenizer", "Lfm2BidirectionalModel",
-        "Lfm2DSparkDraftModel", "Lfm2ForCausalLM", "Lfm2Model", "Lfm2MoeForCausalLM", "LingDSparkModel",
-        "Llama4ForCausalLM", "Llama4ForConditionalGeneration", "LlamaBidirectionalModel", "LlamaForCausalLM",
-        "LlamaForCausalLMEagle3", "LlamaModel", "LlavaForConditionalGeneration", "LlavaStableLMEpochForCausalLM",
-        "MPTForCausalLM", "MT5ForConditionalGeneration", "MaincoderForCausalLM", "Mamba2ForCausalLM",
-        "MambaForCausalLM", "MambaLMHeadModel", "MapleForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM",
-        "MiMoV2ForCausalLM", "MiniCPM3ForCausalLM", "MiniCPMForCausalLM", "MiniCPMV4_6ForConditionalGeneration",
-        "MiniMaxM1ForCausalLM", "MiniMaxM2ForCausalLM", "MiniMaxM3SparseForCausalLM",
-        "MiniMaxM3SparseForConditionalGeneration", "MiniMaxText01ForCausalLM", "Ministral3ForCausalLM",
-        "Mistral3ForConditionalGeneration", "MistralForCausalLM", "MixtralForCausalLM", "ModernBertForMaskedLM",
-        "ModernBertForSequenceClassification", "ModernBertModel", "MuseGlimmerAssistantModel",
-        "MuseGlimmerForConditionalGeneration", "NanbeigeForCausalLM", "NemotronForCausalLM", "NemotronHForCausalLM",
-        "NemotronHPuzzleForCausalLM", "NeoBERT", "NeoBERTForSequenceClassification", "NeoBERTLMHead", "NomicBertModel",
-        "OLMoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoForCausalLM", "OlmoeForCausalLM",
-        "OpenELMForCausalLM", "OrionForCausalLM", "PLMForCausalLM", "PLaMo2ForCausalLM", "PLaMo3ForCausalLM",
-        "PaddleOCRVLForConditionalGeneration", "PanguEmbeddedForCausalLM", "Phi3ForCausalLM", "Phi4ForCausalLMV",
-        "PhiForCausalLM", "PhiMoEForCausalLM", "Plamo2ForCausalLM", "Plamo3ForCausalLM", "PlamoForCausalLM",
-        "PocketTTSModel", "QWenLMHeadModel", "Qwen2AudioForConditionalGeneration", "Qwen2ForCausalLM", "Qwen2Model",
-        "Qwen2MoeForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Qwen2_5OmniModel",
-        "Qwen2_5_VLForConditionalGeneration", "Qwen3ASRForConditionalGeneration", "Qwen3DSparkModel",
-        "Qwen3ForCausalLM", "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
-        "Qwen3OmniMoeForConditionalGeneration", "Qwen3TTSForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForCausalLM",
-        "Qwen4ExpForConditionalGeneration", "RND1", "RWForCausalLM", "RWKV6Qwen2ForCausalLM", "RWKV7ForCausalLM",
-        "RobertaForSequenceClassification", "RobertaModel", "RuGPT3XLForCausalLM", "Rwkv6ForCausalLM",
-        "Rwkv7ForCausalLM", "RwkvHybridForCausalLM", "Sarashina2VisionForCausalLM", "SarvamMoEForCausalLM",
-        "SeedOssForCausalLM", "SmallThinkerForCausalLM", "SmolLM3ForCausalLM", "SolarOpenForCausalLM",
-        "Spark2_5ForCausalLM", "StableLMEpochForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
-        "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "StepVLForConditionalGeneration", "T5EncoderModel",
-        "T5ForConditionalGeneration", "T5WithLMHeadModel", "TalkieForCausalLM", "UMT5ForConditionalGeneration",
-        "UMT5Model", "UltravoxModel", "UnlimitedOCRForCausalLM", "VLlama3ForCausalLM",
-        "VoxtralForConditionalGeneration", "WavTokenizerDec", "XLMRobertaForSequenceClassification", "XLMRobertaModel",
-        "XverseForCausalLM", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
-        "modeling_grove_moe.GroveMoeForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM",
-    ]
-)  # fmt: skip
+
+def _names(by_ending: dict[str, str]) -> frozenset[str]:
+    """Whole names: each word in front of the ending that it stands under."""
+    return frozenset(word + ending for ending, words in by_ending.items() for word in words.split())
+
+
+NAMES = _names(
+    {
+        "ForCausalLM": """
+            Afmoe Apertus Arcee Arctic BaiChuan Baichuan BailingMoe BailingMoeV2 BailingMoeV3 Bamba BitNet Bitnet Bloom
+            Chameleon CodeShell CogVLM Cohere Cohere2 Cohere2Moe Dbrx DeciLM Deepseek DeepseekOCR DeepseekV2 DeepseekV3
+            DeepseekV32 DeepseekV4 Dots1 Dots3Note Dots3NoteText DotsOCR Eagle3Llama Ernie4_5 Ernie4_5_ Ernie4_5_Moe
+            Exaone Exaone4 ExaoneMoE ExaoneMoe Falcon FalconH1 FalconMamba GPTBigCode GPTNeoX GPTRefact Gemma Gemma2
+            Gemma3 Gemma3n Gemma4 Gemma4Assistant Gemma4UnifiedAssistant Glm Glm4 Glm4Moe Glm4MoeLite GlmMoeDsa GptOss
+            Granite GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared GraniteSWA GraniteSwitch Grok Grok1
+            GroveMoe HYV3 HYV4 HrmText HunYuanDenseV1 HunYuanMoEV1 IQuestCoder InternLM2 InternLM3 Jais2 Jamba KORMo
+            KimiLinear LFM2 LLaMA Laguna Lfm2 Lfm2Moe Llama Llama4 LlavaStableLMEpoch MPT Maincoder Mamba Mamba2 Maple
+            Mellum MiMoV2 MiMoV2Flash MiniCPM MiniCPM3 MiniMaxM1 MiniMaxM2 MiniMaxM3Sparse MiniMaxText01 Ministral3
+            Mistral Mixtral Nanbeige Nemotron NemotronH NemotronHPuzzle OLMo Olmo Olmo2 Olmo3 Olmoe OpenELM Orion PLM
+            PLaMo2 PLaMo3 PanguEmbedded Phi Phi3 PhiMoE Plamo Plamo2 Plamo3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next
+            Qwen3_5 Qwen3_5Moe Qwen4Exp RW RWKV6Qwen2 RWKV7 RuGPT3XL Rwkv6 Rwkv7 RwkvHybrid Sarashina2Vision SarvamMoE
+            SeedOss SmallThinker SmolLM3 SolarOpen Spark2_5 StableLMEpoch StableLm Starcoder2 Step3p5 Talkie
+            UnlimitedOCR VLlama3 Xverse Youtu modeling_grove_moe.GroveMoe modeling_sarvam_moe.SarvamMoE
+        """,
+        "ForConditionalGeneration": """
+            AudioFlamingo3 BailingMoeV3VL Chameleon ChatGLM Dots3Note Exaone4_5_ Gemma3 Gemma3n Gemma4 Gemma4Unified
+            Glm4v Glm4vMoe Glm5Next GlmOcr GraniteSpeech GraniteSpeechPlus HunYuanVL Janus KimiK25 KimiK3 KimiVL Llama4
+            Llava MT5 MiniCPMV4_6 MiniMaxM3Sparse Mistral3 MuseGlimmer PaddleOCRVL Qwen2Audio Qwen2VL Qwen2_5_VL
+            Qwen3ASR Qwen3OmniMoe Qwen3TTS Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp Step3p7 StepVL T5 UMT5 Voxtral
+            YoutuVL
+        """,
+        "": """
+            BertForMaskedLM BertForSequenceClassification BertModel BloomModel CamembertModel ChatGLMModel
+            DFlash2DraftModel DFlashDraftModel DSparkDraftModel DSparkSpeculator DeepseekV4DSparkModel
+            DistilBertForMaskedLM DistilBertForSequenceClassification DistilBertModel DreamModel Eagle3DraftModel
+            Eagle3Speculator EuroBertModel GPT2LMHeadModel Gemma3TextModel Gemma4DSparkModel JAISLMHeadModel
+            JinaBertForMaskedLM JinaBertModel JinaEmbeddingsV5Model KimiLinearModel LLaDAMoEModel LLaDAMoEModelLM
+            LLaDAModelLM Lfm25AudioTokenizer Lfm2BidirectionalModel Lfm2DSparkDraftModel Lfm2Model LingDSparkModel
+            LlamaBidirectionalModel LlamaForCausalLMEagle3 LlamaModel MambaLMHeadModel ModernBertForMaskedLM
+            ModernBertForSequenceClassification ModernBertModel MuseGlimmerAssistantModel NeoBERT
+            NeoBERTForSequenceClassification NeoBERTLMHead NomicBertModel Phi4ForCausalLMV PocketTTSModel
+            QWenLMHeadModel Qwen2Model Qwen2VLModel Qwen2_5OmniModel Qwen3DSparkModel Qwen3Model RND1
+            RobertaForSequenceClassification RobertaModel T5EncoderModel T5WithLMHeadModel UMT5Model UltravoxModel
+            WavTokenizerDec XLMRobertaForSequenceClassification XLMRobertaModel
+        """,
+    }
+)
 
 # Those whose vision tower and projector it can write to a file of their own.
-PROJECTORS = frozenset(
-    [
-        "AudioFlamingo3ForConditionalGeneration", "BailingMoeV3VLForConditionalGeneration", "CogVLMForCausalLM",
-        "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
-        "Dots3NoteForConditionalGeneration", "DotsOCRForCausalLM", "Exaone4_5_ForConditionalGeneration",
-        "Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration",
-        "Gemma4UnifiedForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
-        "Glm5NextForConditionalGeneration", "Glm5vForConditionalGeneration", "GlmOcrForConditionalGeneration",
-        "GlmasrModel", "Granite4VisionForConditionalGeneration", "GraniteSpeechForConditionalGeneration",
-        "GraniteSpeechPlusForConditionalGeneration", "HunYuanVLForConditionalGeneration",
-        "Idefics3ForConditionalGeneration", "InternVisionModel", "JanusForConditionalGeneration",
-        "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Lfm2AudioForConditionalGeneration",
-        "Lfm2VlForConditionalGeneration", "LightOnOCRForConditionalGeneration", "Llama4ForConditionalGeneration",
-        "LlavaForConditionalGeneration", "MERaLiON2ForConditionalGeneration", "MiMoV2ForCausalLM",
-        "MiniCPMV4_6ForConditionalGeneration", "MiniMaxM3SparseForConditionalGeneration",
-        "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration", "NemotronH_Nano_VL_V2",
-        "PaddleOCRVisionModel", "Phi4ForCausalLMV", "PocketTTSModel", "Qwen2AudioForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Qwen2_5OmniModel", "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3ASRForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration", "Qwen3TTSForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration", "RADIOModel",
-        "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration", "Step3p7ForConditionalGeneration",
-        "StepVLForConditionalGeneration", "UltravoxModel", "UnlimitedOCRForCausalLM", "VoxtralForConditionalGeneration",
-        "YoutuVLForConditionalGeneration",
-    ]
-)  # fmt: skip
+PROJECTORS = _names(
+    {
+        "ForCausalLM": """
+            CogVLM DeepseekOCR DeepseekOCR2 DeepseekV4 Dots3Note DotsOCR MiMoV2 Sarashina2Vision UnlimitedOCR
+        """,
+        "ForConditionalGeneration": """
+            AudioFlamingo3 BailingMoeV3VL Dots3Note Exaone4_5_ Gemma3 Gemma3n Gemma4 Gemma4Unified Glm4v Glm4vMoe
+            Glm5Next Glm5v GlmOcr Granite4Vision GraniteSpeech GraniteSpeechPlus HunYuanVL Idefics3 Janus KimiK25 KimiVL
+            Lfm2Audio Lfm2Vl LightOnOCR Llama4 Llava MERaLiON2 MiniCPMV4_6 MiniMaxM3Sparse Mistral3 MuseGlimmer
+            Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3TTS Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp
+            SmolVLM Step3p7 StepVL Voxtral YoutuVL
+        """,
+        "": """
+            GlmasrModel InternVisionModel NemotronH_Nano_VL_V2 PaddleOCRVisionModel Phi4ForCausalLMV PocketTTSModel
+            Qwen2VLModel Qwen2_5OmniModel RADIOModel UltravoxModel
+        """,
+    }
+)
