@@ -49,7 +49,6 @@ KNOWN: dict[str, set[str]] = {
     "cloud.find_run": {"job_id", "namespace", "word"},
     "commands._spent": {"job_id", "namespace", "word"},
     "cloud.elsewhere.colab": {"FLAVOR"},
-    "llama.run_converter": {"key", "token"},
     "data.errors": {"MAPPING", "ROWS_IN_LINES", "column", "command", "detected.format", "hint", "text[1:-1]"},
     "hub.dataset_card": {"available[0]", "names[0]"},
     "hub.repositories": {"name", "option"},

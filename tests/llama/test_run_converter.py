@@ -106,6 +106,12 @@ def test_a_token_that_the_vocabulary_lacks_is_no_key_of_config_json() -> None:
         assert explain(1, [*TRACEBACK, f"KeyError: {key}"], model=MODEL).code == "broken_model"
 
 
+def test_a_path_in_a_hint_is_one_word_of_a_shell() -> None:
+    error = explain(1, [*TRACEBACK, "KeyError: 'n_ctx'"], model=Path("a model; $HOME {found}"))
+    assert "'a model; $HOME {found}/config.json'" in error.hint
+    assert error.message.startswith("the config.json of a model; $HOME {found} lacks")
+
+
 def test_own_keys_stand_over_what_transformers_made_of_them() -> None:
     parsed = {"rope_parameters": {"rope_theta": 1.0}, "vocab_size": 8, "text_config": {"a": 1, "b": 2}}
     own = {"rotary_pct": 0.25, "vocab_size": 9, "text_config": {"b": 3, "c": 4}}

@@ -48,13 +48,25 @@ _CHILD = Path(__file__).with_name("converter_child.py")
 Process = subprocess.Popen[str]
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """A failure that was recognised in the log; `groups` are the groups of the pattern."""
+@dataclass(frozen=True, kw_only=True)
+class _Cause:
+    """A failure that the log tells of. Its texts may hold {model}, {line} (the exception), {found} (what the pattern's
+    group found) and {config} (the path of config.json, quoted for a hint)."""
 
-    model: Path
-    line: str
-    groups: tuple[str, ...]
+    pattern: str = ""
+    kind: type[SkillTrainError] = UsageError
+    code: str
+    message: str
+    expected: str = ""
+    got: str = "{line}"
+    hint: str
+
+    def error(self, model: Path, line: str, found: str = "") -> SkillTrainError:
+        words = {"model": model, "line": line, "found": found, "config": quoted(model / "config.json")}
+        message, expected, got, hint = (
+            text.format(**words) for text in (self.message, self.expected, self.got, self.hint)
+        )
+        return self.kind(message, code=self.code, expected=expected, got=got, hint=hint)
 
 
 def require_convertible(model: Path, toolchain: Toolchain) -> None:
@@ -194,7 +206,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
     """The error for a converter that failed with this log."""
     last = _last_meaningful(lines)
     if returncode == -signal.SIGKILL or (returncode < 0 and died_of_memory("\n".join(lines))):
-        return _out_of_memory(_Failure(model, last, ()))
+        return _OUT_OF_MEMORY.error(model, last)
     if returncode < 0:
         name = signal.Signals(-returncode).name
         return NativeCrash(
@@ -203,17 +215,19 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
             got=last,
             hint="skill-train doctor --self-test",
         )
-    for pattern, make in _CAUSES:
+    for cause in _CAUSES:
         for line in reversed(lines):
-            match = re.search(pattern, line)
-            if match:
-                return make(_Failure(model, last, match.groups()))
-    return UsageError(
-        f"llama.cpp's converter cannot convert {model}: {last}",
-        code="not_convertible",
-        got=last,
-        hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself was not changed",
-    )
+            if match := re.search(cause.pattern, line):
+                found = next(filter(None, match.groups()), "").strip()
+                if cause is _MISSING_KEY and _is_token(found):
+                    cause = _MISSING_TOKEN
+                return cause.error(model, last, found)
+    return _UNKNOWN.error(model, last)
+
+
+def _is_token(key: str) -> bool:
+    """Whether what a KeyError names is no key of config.json, but a token such as '<|user|>'."""
+    return not re.search(r"[A-Za-z]\w+", key) or bool(re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key))
 
 
 def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | None:
@@ -279,109 +293,68 @@ def _last_meaningful(lines: list[str]) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _unsupported_architecture(failure: _Failure) -> UsageError:
-    return UsageError(
-        f"llama.cpp's converter does not know the architecture {failure.groups[0]} of {failure.model}",
-        code="not_convertible",
-        expected="an architecture that this llama.cpp can run",
-        got=failure.groups[0],
+_OUT_OF_MEMORY = _Cause(
+    pattern=r"MemoryError|not enough memory|[Cc]annot allocate memory", kind=DecisionNeeded, code="out_of_memory",
+    message="memory ran out while the model was converted",
+    hint="close other programs, or run this step on a machine with more memory",
+)  # fmt: skip
+_MISSING_KEY = _Cause(
+    pattern=r"^KeyError: (.*)", code="broken_model",
+    message="the config.json of {model} lacks a key that llama.cpp's converter needs: {found}",
+    expected="the config.json that the base model was published with", got="without {found}",
+    hint="add {found} to {config}, with the value that the base model was published with",
+)  # fmt: skip
+_MISSING_TOKEN = _Cause(
+    code="bad_tokenizer",
+    message="the vocabulary of {model} lacks a token that llama.cpp's converter needs: {found}",
+    expected="the tokenizer files that the base model was published with, which hold {found}", got="without {found}",
+    hint="train on the whole, unchanged base model, whose tokenizer.json contains {found}",
+)  # fmt: skip
+_UNKNOWN = _Cause(
+    code="not_convertible",
+    message="llama.cpp's converter cannot convert {model}: {line}",
+    hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself was not changed",
+)
+# Log lines of the converters (llama.cpp of llama-cpp-python 0.3.36), the most specific first.
+_CAUSES = (
+    _Cause(
+        pattern=r"Model (\w+) is not supported|Architecture '(\w+)' not supported", code="not_convertible",
+        message="llama.cpp's converter does not know the architecture {found} of {model}",
+        expected="an architecture that this llama.cpp can run", got="{found}",
         hint="use a base model of a known architecture (Llama, Qwen, Mistral, Gemma, Phi, …), "
         "or a newer llama-cpp-python: pip install -U llama-cpp-python",
-    )
-
-
-def _unsupported_tokenizer(failure: _Failure) -> UsageError:
-    return UsageError(
-        f"llama.cpp does not know how the tokenizer of {failure.model} splits text before its merges",
-        code="not_convertible",
+    ),
+    _Cause(
+        pattern="BPE pre-tokenizer was not recognized", code="not_convertible",
+        message="llama.cpp does not know how the tokenizer of {model} splits text before its merges",
         expected="a tokenizer whose pre-tokenizer is in llama.cpp's list, unchanged from its base model",
-        got=failure.line,
         hint="copy the base model's tokenizer files into the folder unchanged; a home-made tokenizer "
         "converts when it is a sentencepiece one (tokenizer.model)",
-    )
-
-
-def _missing_file(failure: _Failure) -> UsageError:
-    return UsageError(
-        f"{failure.model} lacks a file that llama.cpp's converter needs: {failure.line}",
-        code="bad_tokenizer",
-        expected="the tokenizer files of the base model, unchanged",
-        got=failure.line,
-        hint="copy the base model's tokenizer files (tokenizer.model for sentencepiece models) into the folder",
-    )
-
-
-def _missing_key(failure: _Failure) -> UsageError:
-    key = failure.groups[0].strip()
-    if not re.search(r"[A-Za-z]\w+", key) or re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key):
-        return _missing_token(failure, key)
-    return UsageError(
-        f"the config.json of {failure.model} lacks a key that llama.cpp's converter needs: {key}",
-        code="broken_model",
-        expected="the config.json that the base model was published with",
-        got=f"without {key}",
-        hint=f"add {key} to {quoted(failure.model / 'config.json')}, with the value that the base model was "
-        "published with",
-    )
-
-
-def _missing_token(failure: _Failure, token: str) -> UsageError:
-    return UsageError(
-        f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter needs: {token}",
-        code="bad_tokenizer",
-        expected=f"the tokenizer files that the base model was published with, which hold {token}",
-        got=f"without {token}",
-        hint=f"train on the whole, unchanged base model, whose tokenizer.json contains {token}",
-    )
-
-
-def _missing_package(failure: _Failure) -> NotInstalled:
-    return NotInstalled(
-        f"llama.cpp's converter needs the package {failure.groups[0]}",
-        code="missing_package",
-        got=failure.line,
+    ),
+    _Cause(
+        pattern=r"ModuleNotFoundError: No module named '([\w.]+)'", kind=NotInstalled, code="missing_package",
+        message="llama.cpp's converter needs the package {found}",
         hint='pip install "skill-train[train,gguf]"',
-    )
-
-
-def _quantized(failure: _Failure) -> UsageError:
-    return UsageError(
-        f"the weights of {failure.model} are already quantized ({failure.groups[0]})",
-        code="quantized_base",
-        expected="full-precision weights",
-        got=failure.groups[0],
+    ),
+    _Cause(
+        pattern=r"Quant method is not yet supported: '?([\w-]+)", code="quantized_base",
+        message="the weights of {model} are already quantized ({found})",
+        expected="full-precision weights", got="{found}",
         hint="merge the adapter into the full-precision base model and convert that",
-    )
-
-
-def _no_disk(failure: _Failure) -> DecisionNeeded:
-    return DecisionNeeded(
-        "the disk became full while the GGUF file was written",
-        code="no_disk",
-        got=failure.line,
+    ),
+    _Cause(
+        # The last one is numpy's.
+        pattern=r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written",
+        kind=DecisionNeeded, code="no_disk",
+        message="the disk became full while the GGUF file was written",
         hint="free some space, or choose a folder on another disk",
-    )
-
-
-def _out_of_memory(failure: _Failure) -> DecisionNeeded:
-    return DecisionNeeded(
-        "memory ran out while the model was converted",
-        code="out_of_memory",
-        got=failure.line,
-        hint="close other programs, or run this step on a machine with more memory",
-    )
-
-
-# Log lines of the converters (llama.cpp of llama-cpp-python 0.3.36), the most specific first.
-_CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
-    (r"Model (\w+) is not supported", _unsupported_architecture),
-    (r"Architecture '(\w+)' not supported", _unsupported_architecture),
-    (r"BPE pre-tokenizer was not recognized", _unsupported_tokenizer),
-    (r"ModuleNotFoundError: No module named '([\w.]+)'", _missing_package),
-    (r"Quant method is not yet supported: '?([\w-]+)", _quantized),
-    # The last one is numpy's.
-    (r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written", _no_disk),
-    (r"MemoryError|not enough memory|[Cc]annot allocate memory", _out_of_memory),
-    (r"^FileNotFoundError|File not found", _missing_file),
-    (r"^KeyError: (.*)", _missing_key),
-]
+    ),
+    _OUT_OF_MEMORY,
+    _Cause(
+        pattern="^FileNotFoundError|File not found", code="bad_tokenizer",
+        message="{model} lacks a file that llama.cpp's converter needs: {line}",
+        expected="the tokenizer files of the base model, unchanged",
+        hint="copy the base model's tokenizer files (tokenizer.model for sentencepiece models) into the folder",
+    ),
+    _MISSING_KEY,
+)  # fmt: skip
