@@ -18,12 +18,11 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.core.worker import run_worker
 from skill_train.gguf.convert import ConvertRequest, convert_with, converter_versions, refuse_existing
-from skill_train.gguf.pair_worker import PairJob
 from skill_train.llama.float_type import choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.pictures.compare import Pair, ask_pictures
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
@@ -33,7 +32,6 @@ from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
 
-WORKER = "skill_train.gguf.pair_worker"
 _PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*connector|\w*projector\w*|\w*merger\w*)(?:\.|$)")
 
 
@@ -131,14 +129,11 @@ def require_pair(model: Path, text: Path, projector: Path) -> None:
         UsageError: they do not.
     """
     try:
-        job: PairJob = {"text": str(text.resolve()), "projector": str(projector.resolve())}
-        reads_pictures = run_worker(WORKER, job, bool)
+        ask_pictures(Pair(text.resolve(), projector.resolve()), [], any_size=False, threads=1)
     except VerificationFailed as failure:
         # Without the name of the temporary file, and without what llama.cpp adds to any failure.
         why = failure.message.rpartition("': ")[2].removesuffix("Does this file exist?").strip()
         raise _not_loaded(model, why) from None
-    if not reads_pictures:
-        raise _not_loaded(model, "the file has no vision tower")
 
 
 def _not_loaded(model: Path, why: str) -> UsageError:

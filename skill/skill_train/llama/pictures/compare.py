@@ -117,11 +117,11 @@ class Pair:
 def ask_pictures(
     pair: Pair, prompts: list[PicturePrompt], *, any_size: bool, threads: int, progress: Bar | None = None
 ) -> list[PictureAnswer]:
-    """The answers to the prompts, in their order, from a child process.
+    """The answers to the prompts, in their order, from a child process. Without a prompt the pair is only loaded.
 
     Raises:
         NativeCrash: llama.cpp crashed.
-        VerificationFailed: it refuses one of the files, or a prompt.
+        VerificationFailed: it refuses one of the files, or a prompt; or the projector reads no pictures.
         DecisionNeeded: there was not enough memory.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
 from skill_train.llama.pictures.compare import (
     MARKER,
@@ -26,9 +27,11 @@ def run(job: PictureJob) -> list[Any]:
         loaded_model(Path(job.text)) as file,
         projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as encoder,
     ):
+        if not encoder.api.mtmd_support_vision(encoder.context):
+            raise bad_gguf("the file has no vision tower", got=job.projector)
         prompts = [_chunks(encoder, prompt) for prompt in job.prompts]
         step = encoder.step_of(prompts)
-        longest = max(sum(chunk.tokens for chunk in chunks) for chunks in prompts)
+        longest = max((sum(chunk.tokens for chunk in chunks) for chunks in prompts), default=0)
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
             answers = []
             for number, (prompt, chunks) in enumerate(zip(job.prompts, prompts, strict=True)):
