@@ -22,16 +22,9 @@ from skill_train.model.foreign_files import object_in
 from skill_train.program.folders.base import add_stops
 
 TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-)
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "spiece.model", "vocab.json", "merges.txt", "vocab.txt",
+)  # fmt: skip
 _CONFIG = "tokenizer_config.json"
 _GENERATION = "generation_config.json"
 _STATED_AGAIN = ("special_tokens_map.json", "added_tokens.json")  # the two other files contain the same

@@ -19,38 +19,22 @@ _SIGLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 1
 _PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 16}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
-        "depth": 32,
-        "embed_dim": 1280,
-        "hidden_size": 3584,
-        "mlp_ratio": 4,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
+        "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "patch_size": 14, "temporal_patch_size": 2,
     },
     "qwen2_5_vl": {
-        "depth": 32,
-        "hidden_size": 3584,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "out_hidden_size": 3584,
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
+        "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "temporal_patch_size": 2,
+        "out_hidden_size": 3584, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
     },
     "qwen3_vl": {
-        "depth": 27,
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "out_hidden_size": 3584,
-        "deepstack_visual_indexes": [8, 16, 24],
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "temporal_patch_size": 2,
+        "out_hidden_size": 3584, "deepstack_visual_indexes": [8, 16, 24],
     },
     "gemma3": _SIGLIP,
     "smolvlm": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "idefics3": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "mistral3": _PIXTRAL | {"patch_size": 14},
     "pixtral": _PIXTRAL,  # that of a Llava, which may have another
-}
+}  # fmt: skip
 
 
 def trains_on_pictures(model: ModelFacts) -> bool:
