@@ -11,7 +11,7 @@ import pytest
 import gguf_edit
 import gguf_maker
 from one_command import answered, called
-from skill_train.llama.speed.measure import Round, Timing, share
+from skill_train.llama.speed.speed_worker import Round, Timing, share
 
 pytestmark = pytest.mark.slow
 

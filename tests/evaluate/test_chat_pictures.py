@@ -18,7 +18,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.backends import Question as Row
 from skill_train.evaluate.chat.answering import Settings, answering
 from skill_train.evaluate.pictures import PictureTurns, server_prompt
-from skill_train.llama.pictures.answers import PairQuestion, ask
+from skill_train.llama.pictures.answers_worker import PairQuestion, ask
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling
 from skill_train.program.pictures.decode import picture_digest, picture_size

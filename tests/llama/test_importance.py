@@ -17,8 +17,9 @@ import gguf_maker
 import tiny
 import tiny_families
 from skill_train.core.errors import UsageError
+from skill_train.core.worker import run_worker
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.importance import collect
+from skill_train.llama.importance import collect_worker
 from skill_train.llama.importance.file import (
     Entry,
     ImportanceMatrix,
@@ -27,6 +28,7 @@ from skill_train.llama.importance.file import (
     wanted_matrices,
     write_matrix,
 )
+from skill_train.machine.read import physical_cores
 from told import quiet
 
 pytestmark = pytest.mark.slow
@@ -36,9 +38,19 @@ IDS = [[5, 17, 100, 42, 7, 300, 18, 9, 61, 250, 33, 400] * 12, [3, 77, 12, 250] 
 WORST_COLUMN, TOTAL = 5e-4, 1e-5
 
 
-def collected(gguf: Path, out: Path, ids: list[list[int]] | None = None) -> tuple[collect.Collected, ImportanceMatrix]:
-    job = collect.job(gguf, ids or IDS, out, dataset="samples.jsonl", model="a" * 64, data="b" * 64)
-    return collect.collect(job, quiet), read_matrix(out)
+def collected(
+    gguf: Path, out: Path, ids: list[list[int]] | None = None
+) -> tuple[collect_worker.Collected, ImportanceMatrix]:
+    job = collect_worker.CollectJob(
+        gguf=str(gguf),
+        sequences=ids or IDS,
+        threads=physical_cores(),
+        out=str(out),
+        datasets=["samples.jsonl"],
+        model="a" * 64,
+        data="b" * 64,
+    )
+    return run_worker(collect_worker.WORKER, job, collect_worker.Collected, progress=quiet), read_matrix(out)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +113,7 @@ def test_the_sums_are_those_of_transformers_inputs(llama: Path, matrix: Path) ->
 def test_a_long_row_counts_to_its_end_in_windows(llama: Path, tmp_path: Path) -> None:
     """Each from an empty context, and each with the token that begins a text, as llama.cpp's tool reads its text."""
     row = [1, *((7 * place) % 500 + 20 for place in range(1199))]
-    counts, read = collected(llama, tmp_path / "imatrix.gguf", collect.windows(row, 1))
+    counts, read = collected(llama, tmp_path / "imatrix.gguf", collect_worker.windows(row, 1))
     parts = [row[:512], [1, *row[512:1023]], [1, *row[1023:]]]
     assert counts.tokens == sum(map(len, parts)) == 1202
     names = {f"model.layers.1.{part}": f"blk.1.{own}.weight" for part, own in LAST_LAYER.items()}
@@ -196,9 +208,9 @@ def test_an_error_inside_the_callback_ends_the_command(llama: Path) -> None:
     """llama.cpp calls Python, which cannot raise through C. A width that is not the model's makes the sum fail."""
     code = (
         "import sys\n"
-        "from skill_train.llama.importance import collect, collect_worker\n"
-        "from pathlib import Path\n"
-        "job = collect.job(Path(sys.argv[1]), [[5, 6, 7]], Path('x'), dataset='', model='', data='')\n"
+        "from skill_train.llama.importance import collect_worker\n"
+        "files = dict(gguf=sys.argv[1], out='x', datasets=[''], model='', data='')\n"
+        "job = collect_worker.CollectJob(sequences=[[5, 6, 7]], threads=1, **files)\n"
         "collect_worker.summed(job, {'blk.0.attn_q.weight': (1, 3)})\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(llama)], capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from skill_train.core.units import size
 from skill_train.facts import MachineFacts
 from skill_train.llama.gguf_header import GgufFile, read_model_file, with_all_parts
 from skill_train.llama.speed import remembered
-from skill_train.llama.speed.measure import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
+from skill_train.llama.speed.speed_worker import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
 from skill_train.machine.read import physical_cores, read_machine
 from skill_train.run.folder import open_run
 

@@ -29,7 +29,7 @@ from skill_train.evaluate.pictures import (
 from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
 from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
-from skill_train.llama.pictures import answers as picture_answers
+from skill_train.llama.pictures import answers_worker as picture_answers
 from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.machine.read import physical_cores
 from skill_train.model.foreign_files import require_sound

@@ -13,11 +13,13 @@ from skill_train.core.digests import FileDigest, digests, file_digest, is_file_o
 from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
+from skill_train.core.worker import run_worker
 from skill_train.gguf.quality.texts import FEWEST, SAMPLES, TRAINING, RunTexts
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.importance import collect
+from skill_train.llama.importance.collect_worker import CONTEXT, WORKER, Collected, CollectJob
 from skill_train.llama.importance.file import read_matrix, require_fit
 from skill_train.machine.limits import require_memory
+from skill_train.machine.read import physical_cores
 from skill_train.run import records
 from skill_train.run.export_record import ExportedFile, ExportReason, MatrixRecord, MatrixUse
 from skill_train.run.folder import StepResult, note_of, noted, require_writable, set_aside, versions
@@ -86,8 +88,16 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
         sha256, texts = next(iter(inputs.values()))["sha256"], request.texts
         # What it is computed of, for whoever has only the file.
         dataset = f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
-        job = collect.job(request.source, texts.computed, part, dataset=dataset, model=sha256, data=texts.sha256)
-        collected = collect.collect(job, progress)
+        job = CollectJob(
+            gguf=str(request.source),
+            sequences=[ids[:CONTEXT] for ids in texts.computed],
+            threads=physical_cores(),
+            out=str(part),
+            datasets=[dataset],
+            model=sha256,
+            data=texts.sha256,
+        )
+        collected = run_worker(WORKER, job, Collected, progress=progress)
         record = MatrixRecord(
             inputs=inputs,
             options=options,

@@ -86,7 +86,7 @@ def marker(name: str) -> str:
 
 def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, int]:
     """The greedy answer of the pair to a prompt, without the token that ends it."""
-    from skill_train.llama.pictures.answers import PairQuestion, ask
+    from skill_train.llama.pictures.answers_worker import PairQuestion, ask
     from skill_train.llama.pictures.compare import Pair
 
     for name in MARKERS.values():

@@ -15,7 +15,7 @@ from skill_train.evaluate.backends import Model, device_of, generate
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTurns, picture_tensors, plain_generation
 from skill_train.facts import JsonObject
-from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
+from skill_train.llama.chat_worker import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token

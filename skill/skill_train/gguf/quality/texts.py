@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 
 from skill_train.gguf.quality.training_rows import GOLDEN, MOST_ROWS, RowsNotHere, training_rows
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.importance.collect import windows
+from skill_train.llama.importance.collect_worker import windows
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
 

@@ -23,7 +23,7 @@ from skill_train.llama.engines.answers import (
     EngineRun,
 )
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.pictures.answers import PairAnswers, PairQuestion, ask
+from skill_train.llama.pictures.answers_worker import PairAnswers, PairQuestion, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
