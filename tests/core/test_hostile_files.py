@@ -32,7 +32,7 @@ from skill_train.hub import flavors
 from skill_train.hub.rows import first_rows
 from skill_train.llama import get_converter, gguf_header, run_converter
 from skill_train.model import adapter, sidecar_files
-from skill_train.model import template_guard as template_trial
+from skill_train.model import template_guard_worker as template_trial
 from skill_train.program.encode import limited
 from skill_train.program.rows import CELL_CHARACTERS
 from skill_train.publish.files import files_of

@@ -17,7 +17,7 @@ import pytest
 
 from skill_train.core.errors import DecisionNeeded, Interrupted, NativeCrash, UsageError
 from skill_train.core.worker import run_worker
-from skill_train.model.template_guard import require_ending
+from skill_train.model.template_guard_worker import require_ending
 
 WORKER = "crashing_worker"
 

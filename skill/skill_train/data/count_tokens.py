@@ -12,7 +12,7 @@ from skill_train.data.problems import LENGTHS, RefusedRows
 from skill_train.data.row_pictures import folder_of
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
-from skill_train.model.template_guard import require_ending
+from skill_train.model.template_guard_worker import require_ending
 from skill_train.program.chat.labels import IGNORED, marked_text, trained_tokens
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused, first_line

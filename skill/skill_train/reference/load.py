@@ -20,7 +20,7 @@ from skill_train.machine.limits import require_room_for_torch
 from skill_train.model.adapter import read_adapter, scale_of
 from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
-from skill_train.model.template_guard import require_ending
+from skill_train.model.template_guard_worker import require_ending
 from skill_train.model.weight_files import read_shard
 from skill_train.program.events import first_line
 from skill_train.program.folders.base import config_with

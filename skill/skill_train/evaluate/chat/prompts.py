@@ -14,7 +14,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.template import Conversation, Rendered, by_tokenizer, render_with, rendered_by, special_texts
-from skill_train.model.template_guard import require_ending
+from skill_train.model.template_guard_worker import require_ending
 from skill_train.program.tokenizer import begins_itself
 
 _AROUND = 30  # characters shown of a difference
