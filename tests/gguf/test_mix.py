@@ -196,24 +196,23 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
     shutil.copytree(root, run)
     request = request_in(run, mix.MixTarget(bits=5.0))
     gguf, matrices = read_gguf(request.source), mix.quantizable(read_gguf(request.source))
-    measurement = mix._measurement(
-        request, mix._kinds_to_try(gguf, matrices, 5.0, request.matrix), sum(matrices.values())
-    )
+    kinds = mix._kinds_to_try(gguf, matrices, 5.0, request.matrix)
+    job, basis = mix._measurement(request, kinds, sum(matrices.values()))
     (run / mix.FILE).unlink(missing_ok=True)
-    none = sensitivity.SensitivityRequest(**{**vars(measurement), "most_seconds": 0.0})
-    assert sensitivity.measured(none, quiet) == {}
+    none = msgspec.structs.replace(job, most_seconds=0.0)
+    assert sensitivity.measured(none, basis, quiet) == {}
     some = {"tensor": "blk.0.attn_q.weight", "kind": "q4_k", "kl": 123.0}
     with open(run / mix.FILE, "a") as file:
         file.write(json.dumps(some) + '\n{"tensor": "blk.0.attn')  # the kill came here
-    kls = sensitivity.measured(none, quiet)
+    kls = sensitivity.measured(none, basis, quiet)
     assert kls == {("blk.0.attn_q.weight", "q4_k"): 123.0}
     # What the next call adds begins a line of its own: else both figures would be lost, and estimated.
     whole = "".join((run / mix.FILE).read_text().splitlines(keepends=True)[:2])
     for torn in (whole + '{"tensor": "blk.0.attn', whole.removesuffix("\n")):
         (run / mix.FILE).write_text(torn)
-        assert sensitivity.measured(none, quiet) == kls and (run / mix.FILE).read_text() == whole
-    other = sensitivity.SensitivityRequest(**{**vars(none), "basis": sensitivity.Basis("other", "", "")})
-    assert sensitivity.measured(other, quiet) == {}  # of another model: nothing is taken over
+        assert sensitivity.measured(none, basis, quiet) == kls and (run / mix.FILE).read_text() == whole
+    other = sensitivity.Basis("other", "", "")
+    assert sensitivity.measured(none, other, quiet) == {}  # of another model: nothing is taken over
 
 
 @slow
@@ -226,7 +225,7 @@ def test_a_mix_that_cannot_be_that_small_says_what_can(root: Path, tmp_path: Pat
     assert smallest is not None and f"smallest file has {smallest[1]} MB" in caught.value.message
     shutil.copytree(root, tmp_path / "run")
     request = request_in(tmp_path / "run", mix.MixTarget(most_bytes=int((float(smallest[1]) + 0.05) * 1e6)))
-    basis = mix._measurement(request, {}, 1).basis  # as if all types were measured: the smallest ones take long
+    _, basis = mix._measurement(request, {}, 1)  # as if all types were measured: the smallest ones take long
     equal = [
         sensitivity.Outcome(name, kind, 1.0)
         for name in mix.quantizable(read_gguf(request.source))

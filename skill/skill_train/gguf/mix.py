@@ -17,10 +17,12 @@ from skill_train.core.worker import run_worker
 from skill_train.gguf.importance import Matrix
 from skill_train.gguf.quality import mix as mixing
 from skill_train.gguf.quality.distance import Judge, distance
-from skill_train.gguf.quality.sensitivity import Basis, SensitivityRequest, measured
+from skill_train.gguf.quality.sensitivity import MOST_SECONDS, Basis, in_order, measured
 from skill_train.gguf.quality.texts import FEWEST, RunTexts
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
 from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.importance.sensitivity_worker import SensitivityJob
+from skill_train.machine.read import physical_cores
 from skill_train.run.export_record import MixFigures, QuantizedFile
 
 WORKER = "skill_train.gguf.quantize_worker"
@@ -113,7 +115,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
     least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in kinds_by_tensor.items())
     if least + stays > room:  # before it measures for minutes
         raise _too_small(request.target, least + stays, room, sum(matrices.values()))
-    divergences = measured(_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
+    divergences = measured(*_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
     chosen = mixing.choose(elements, mixing.completed(divergences, kinds_by_tensor), room - stays)
     figures: MixFigures = {
         "target": request.target.name,
@@ -135,20 +137,19 @@ def _kinds_to_try(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix:
     return wanted
 
 
-def _measurement(request: MixRequest, kinds_by_tensor: dict[str, list[str]], weights: int) -> SensitivityRequest:
-    basis = Basis(
-        model=file_digest(request.source)["sha256"],
-        matrix=request.matrix.use["sha256"] if request.matrix else "",
-        data=request.texts.sha256,
+def _measurement(request: MixRequest, kinds: dict[str, list[str]], weights: int) -> tuple[SensitivityJob, Basis]:
+    """What is measured: the types `kinds` of each matrix, of a model of so many weights."""
+    job = SensitivityJob(
+        gguf=str(request.source),
+        matrix=str(request.matrix.file) if request.matrix else "",
+        sequences=_shortened(request.texts.computed, int(_WORK / weights)),
+        threads=physical_cores(),
+        trials=in_order(kinds),
+        out=str(request.file),
+        most_seconds=MOST_SECONDS,
     )
-    return SensitivityRequest(
-        source=request.source,
-        matrix=request.matrix.file if request.matrix else None,
-        texts=_shortened(request.texts.computed, int(_WORK / weights)),
-        basis=basis,
-        kinds_by_tensor=kinds_by_tensor,
-        file=request.file,
-    )
+    matrix = request.matrix.use["sha256"] if request.matrix else ""
+    return job, Basis(model=file_digest(request.source)["sha256"], matrix=matrix, data=request.texts.sha256)
 
 
 def replayed(

@@ -6,7 +6,6 @@ The file has a line for what was measured on what, and then a line for each figu
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +16,6 @@ from skill_train.core.files import write_text
 from skill_train.core.worker import run_worker
 from skill_train.llama.importance.sensitivity_worker import Outcome, SensitivityJob, TypeTrial
 from skill_train.machine.limits import require_memory
-from skill_train.machine.read import physical_cores
 
 WORKER = "skill_train.llama.importance.sensitivity_worker"
 Line = TypeVar("Line", "Basis", Outcome)
@@ -33,50 +31,26 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str
 
 
-@dataclass(frozen=True)
-class SensitivityRequest:
-    """What is measured, and where the figures are kept.
-
-    Attributes:
-        matrix: the file of an importance matrix; None for none.
-        kinds_by_tensor: the types to measure, by matrix.
-    """
-
-    source: Path
-    matrix: Path | None
-    texts: list[list[int]]
-    basis: Basis
-    kinds_by_tensor: dict[str, list[str]]
-    file: Path
-    most_seconds: float = MOST_SECONDS
-
-
-def measured(request: SensitivityRequest, progress: Bar) -> dict[tuple[str, str], float]:
+def measured(job: SensitivityJob, basis: Basis, progress: Bar) -> dict[tuple[str, str], float]:
     """The mean KL divergence by matrix and type, in nats. Those that there was no time for are missing.
+
+    Args:
+        job: with all trials that are wanted. Those whose figures are in its file already are left out.
 
     Raises:
         NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    divergences = _read_measured(request)
-    trials = [trial for trial in _in_order(request.kinds_by_tensor) if (trial.tensor, trial.kind) not in divergences]
+    divergences = _read_measured(job, basis)
+    trials = [trial for trial in job.trials if (trial.tensor, trial.kind) not in divergences]
     if trials:
-        require_memory(request.source.stat().st_size + _WORK_BYTES, "measuring the types of each matrix")
-        job = SensitivityJob(
-            gguf=str(request.source),
-            matrix=str(request.matrix or ""),
-            sequences=request.texts,
-            threads=physical_cores(),
-            trials=trials,
-            out=str(request.file),
-            most_seconds=request.most_seconds,
-        )
-        run_worker(WORKER, job, object, progress=progress)
-        divergences = _read_measured(request)
+        require_memory(Path(job.gguf).stat().st_size + _WORK_BYTES, "measuring the types of each matrix")
+        run_worker(WORKER, msgspec.structs.replace(job, trials=trials), object, progress=progress)
+        divergences = _read_measured(job, basis)
     return divergences
 
 
-def _in_order(kinds_by_tensor: dict[str, list[str]]) -> list[TypeTrial]:
+def in_order(kinds_by_tensor: dict[str, list[str]]) -> list[TypeTrial]:
     """One type of every matrix, then the next one: where the time ends, each has its share of the figures. The first
     one is in the middle, from which the others can be estimated."""
     trials: list[TypeTrial] = []
@@ -91,22 +65,20 @@ def _from_the_middle(kinds: list[str]) -> list[str]:
     return [kinds[at] for at in sorted(range(len(kinds)), key=lambda at: abs(at - middle))]
 
 
-def _read_measured(request: SensitivityRequest) -> dict[tuple[str, str], float]:
+def _read_measured(job: SensitivityJob, basis: Basis) -> dict[tuple[str, str], float]:
     """The figures in the file. A file of something else, or none, is replaced by one without figures. A half line of a
     call that was killed is taken out, so that what comes next begins a line."""
-    text = request.file.read_text(encoding="utf-8", errors="replace") if request.file.is_file() else ""
+    file, wanted = Path(job.out), {(trial.tensor, trial.kind) for trial in job.trials}
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     first, *lines = text.splitlines() or [""]
     outcomes = {line: outcome for line in lines if (outcome := _read(line, Outcome)) is not None}
-    if _read(first, Basis) != request.basis:
-        first, outcomes = json.dumps(msgspec.to_builtins(request.basis)), {}
+    if _read(first, Basis) != basis:
+        first, outcomes = json.dumps(msgspec.to_builtins(basis)), {}
     whole = "".join(f"{line}\n" for line in [first, *outcomes])
     if whole != text:
-        write_text(request.file, whole)
-    return {
-        (outcome.tensor, outcome.kind): outcome.kl
-        for outcome in outcomes.values()
-        if outcome.kind in request.kinds_by_tensor.get(outcome.tensor, ())
-    }
+        write_text(file, whole)
+    figures = {(outcome.tensor, outcome.kind): outcome.kl for outcome in outcomes.values()}
+    return {pair: kl for pair, kl in figures.items() if pair in wanted}
 
 
 def _read(line: str, kind: type[Line]) -> Line | None:
