@@ -35,25 +35,18 @@ _GEMMA = {"head_dim": 256, "tied_embeddings": True}
 _TIED = ("bloom", "cohere", "cohere2", "ernie4_5", "falcon", "gemma3n_text", "gemma4_text", "gpt_bigcode", "lfm2",
          "smollm3", "starcoder2")  # fmt: skip
 _DEFAULTS: dict[str, Mapping[str, int]] = {
+    **dict.fromkeys(("gpt_neox", "granite", "llama", "olmo2", "phi", "phi3"), _LLAMA),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3_moe"), _QWEN),
+    **{kind: {"tied_embeddings": True} for kind in _TIED},
     "gemma": _GEMMA,
     "gemma2": _GEMMA | {"sliding_window": 4096},
     "gemma3_text": _GEMMA
     | {"sliding_window": 4096, "vocab_size": 262_208, "heads": 8, "kv_heads": 4, "context": 131_072},
     "glm": {"head_dim": 128, "kv_heads": 2, "tied_embeddings": False},
     "gpt2": {"kv_heads": 0, "tied_embeddings": True},
-    "gpt_neox": _LLAMA,
-    "granite": _LLAMA,
-    "llama": _LLAMA,
     "mistral": {"kv_heads": 8, "tied_embeddings": False, "sliding_window": 4096},
     "mixtral": {"kv_heads": 8, "tied_embeddings": False},
-    "olmo2": _LLAMA,
-    "phi": _LLAMA,
-    "phi3": _LLAMA,
-    "qwen2": _QWEN,
-    "qwen2_moe": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
-    "qwen3_moe": _QWEN,
-    **{kind: {"tied_embeddings": True} for kind in _TIED},
 }
 # Types whose window counts only if the config enables it.
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")

@@ -82,21 +82,15 @@ class _Block(msgspec.Struct, frozen=True):
 
 
 _GATED: dict[str, _Block] = {
-    "gemma": _Block(),
+    **dict.fromkeys(("gemma", "granite", "llama", "smollm3"), _Block()),
+    # The fused projections of Phi-3 have as many numbers as separate ones.
+    **dict.fromkeys(("mistral", "mixtral", "phi3"), _Block(reads_bias=False)),
+    **dict.fromkeys(("qwen2", "qwen2_moe"), _Block(qkv_bias=True, reads_bias=False)),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), _Block(head_norms=True)),
     "gemma2": _Block(norms=4),
     "gemma3_text": _Block(norms=4, head_norms=True),
     "glm": _Block(qkv_bias=True, qkv_switch="attention_bias", reads_bias=False),
-    "granite": _Block(),
-    "llama": _Block(),
-    "mistral": _Block(reads_bias=False),
-    "mixtral": _Block(reads_bias=False),
     "olmo2": _Block(width_norms=True),
-    "phi3": _Block(reads_bias=False),  # its fused projections have as many numbers as separate ones
-    "qwen2": _Block(qkv_bias=True, reads_bias=False),
-    "qwen2_moe": _Block(qkv_bias=True, reads_bias=False),
-    "qwen3": _Block(head_norms=True),
-    "qwen3_moe": _Block(head_norms=True),
-    "smollm3": _Block(),
 }
 
 
@@ -295,8 +289,4 @@ def _phi(shape: TextShape, config: Mapping[str, Any]) -> int:
     return shape.embedding + layers + norm + shape.head + shape.vocab_size  # its output head has a bias
 
 
-_PLAIN: dict[str, Callable[[TextShape, Mapping[str, Any]], int]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "phi": _phi,
-}
+_PLAIN: dict[str, Callable[[TextShape, Mapping[str, Any]], int]] = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "phi": _phi}
