@@ -13,9 +13,8 @@ import picture_pairs
 import tiny_vision
 from command_child import Commands
 from serving import put_on_path
-from skill_train.llama.engines.answers import EngineQuestion
-from skill_train.llama.engines.llama_server import _messages as of_llama_server
-from skill_train.llama.engines.ollama import _messages as of_ollama
+from skill_train.llama.engines import llama_server, ollama
+from skill_train.llama.engines.answers import EngineQuestion, messages_of
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.compare import Pair
 from skill_train.llama.template import Conversation
@@ -111,13 +110,13 @@ def test_two_pictures_of_one_message_keep_their_order() -> None:
         {"role": "user", "content": [{"type": "text", "text": "why?"}]},
     ]
     asked = EngineQuestion(Conversation(messages, None, True), 1, (b"one", b"two"))
-    shown = of_llama_server(asked)[0]["content"]
+    shown = messages_of(asked, llama_server._message)[0]["content"]
     assert [part.get("image_url", {}).get("url", "-") for part in shown] == [
         "data:image/png;base64,b25l",
         "-",
         "data:image/png;base64,dHdv",
     ]
-    assert of_ollama(asked)[::2] == [
+    assert messages_of(asked, ollama._message)[::2] == [
         {"role": "user", "content": "or", "images": ["b25l", "dHdv"]},
         {"role": "user", "content": "why?"},
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,6 +25,12 @@ class EngineQuestion:
     conversation: Conversation
     most: int
     pictures: tuple[bytes, ...] = ()
+
+
+def messages_of(question: EngineQuestion, written: Callable[[Any, Iterator[bytes]], Any]) -> list[Any]:
+    """The messages of a question. Where it has pictures, `written` makes each of them, and takes its pictures."""
+    messages, pictures = question.conversation.messages, iter(question.pictures)
+    return [written(message, pictures) for message in messages] if question.pictures else messages
 
 
 @dataclass(frozen=True)

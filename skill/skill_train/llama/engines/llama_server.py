@@ -23,6 +23,7 @@ from skill_train.llama.engines.answers import (
     EngineQuestion,
     EngineRun,
     WrittenChoice,
+    messages_of,
 )
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, started
@@ -84,7 +85,7 @@ def _properties(url: str) -> _Properties:
 
 def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
     conversation = question.conversation
-    request: dict[str, Any] = {"messages": _messages(question)}
+    request: dict[str, Any] = {"messages": messages_of(question, _message)}
     if conversation.tools:
         request["tools"] = conversation.tools
     try:
@@ -110,15 +111,9 @@ def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer
     )
 
 
-def _messages(question: EngineQuestion) -> list[Any]:
-    """As OpenAI's clients send them, with each picture where it stands."""
-    pictures = iter(question.pictures)
-    return [
-        {**message, "content": [_openai_part(part, pictures) for part in message["content"]]}
-        if question.pictures
-        else message
-        for message in question.conversation.messages
-    ]
+def _message(message: Any, pictures: Iterator[bytes]) -> Any:
+    """As OpenAI's clients send it, with each picture where it stands."""
+    return {**message, "content": [_openai_part(part, pictures) for part in message["content"]]}
 
 
 def _openai_part(part: Any, pictures: Iterator[bytes]) -> Any:

@@ -27,6 +27,7 @@ from skill_train.llama.engines.answers import (
     EngineQuestion,
     EngineRun,
     WrittenMessage,
+    messages_of,
 )
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
@@ -112,7 +113,7 @@ def _modelfile(gguf: Path, projector: Path | None) -> str:
 
 def _ask_server(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:
     conversation = question.conversation
-    request: dict[str, Any] = {"model": _MODEL, "messages": _messages(question), "stream": False}
+    request: dict[str, Any] = {"model": _MODEL, "messages": messages_of(question, _message), "stream": False}
     if conversation.tools:
         request["tools"] = conversation.tools
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
@@ -144,16 +145,8 @@ def _ask_server(url: str, question: EngineQuestion, context_tokens: int) -> Engi
     )
 
 
-def _messages(question: EngineQuestion) -> list[Any]:
-    """With the pictures beside the text of their message: where they stand in it cannot be said."""
-    pictures = iter(question.pictures)
-    return [
-        _ollama_message(message, pictures) if question.pictures else message
-        for message in question.conversation.messages
-    ]
-
-
-def _ollama_message(message: Any, pictures: Iterator[bytes]) -> Any:
+def _message(message: Any, pictures: Iterator[bytes]) -> Any:
+    """With the pictures beside its text: where they stand in it cannot be said."""
     text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
     images = [base64.b64encode(next(pictures)).decode() for part in message["content"] if part["type"] == "image"]
     return {**message, "content": text, **({"images": images} if images else {})}
