@@ -19,7 +19,6 @@ from skill_train.model.tower import Config, positive
 RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
 LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
-
 # Architectures whose sliding window llama.cpp uses, and those whose window it ignores, including Phi-3, although its
 # files contain the number. Found with texts of six windows' length, as the same test does.
 WINDOWED = frozenset(
@@ -37,7 +36,6 @@ PIECES_ALONE = frozenset(
     for name in ("Gemma", "Gemma2", "Nemotron", "Ernie4_5_", "Ernie4_5", "Ernie4_5_Moe", "MiniCPM3")
 )
 
-
 # The converter makes their projectors for Pixtral's tower alone. The layer of the tower that transformers reads, where
 # config.json does not say one.
 _PIXTRAL = {"LlavaForConditionalGeneration": -2, "Mistral3ForConditionalGeneration": -1}
@@ -48,7 +46,6 @@ LINE_ENDS_WARNING = (
     "the answer is nonsense: try the pair in the program that will run it"
 )
 _PIXTRAL_THETA = 10_000.0  # of the tower's positions; llama.cpp has no other
-
 
 # Model types whose epsilon of the norms llama.cpp 0.3.36 does not read: src/models/qwen2vl.cpp, load_arch_hparams (read
 # 2026-11-26). It computes with 0.
@@ -188,6 +185,19 @@ def _scales_positions(config: Config) -> bool:
     return any((rope.get("rope_type") or rope.get("type")) not in (None, "default") for rope in ropes)
 
 
+# A condition on config.json, and why a model that meets it cannot be converted.
+_Rule = tuple[Callable[[Config], bool], str]
+
+
+def _says(key: str, value: bool, why: str) -> _Rule:
+    return lambda config: config.get(key) is value, f"{why} ({key}: {str(value).lower()})"
+
+
+def _lacks_rotated(key: str) -> _Rule:
+    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
+    return lambda config: key not in config, why
+
+
 # Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
 _SILU = frozenset(
     f"{name}ForCausalLM"
@@ -197,14 +207,8 @@ _ACTIVATION = (
     lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
     "llama.cpp computes the MLP of this family with SiLU, and hidden_act says another function",
 )
-_NORMS = (
-    lambda config: config.get("qk_layernorm") is True,
-    "llama.cpp's converter cannot write the norms of queries and keys (qk_layernorm: true)",
-)
-_TIED = (
-    lambda config: config.get("tie_word_embeddings") is False,
-    "llama.cpp has no output matrix for this family but the embedding (tie_word_embeddings: false)",
-)
+_NORMS = _says("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
+_TIED = _says("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
 _SCALE = (
     _is_scaled_otherwise,
     "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
@@ -224,28 +228,17 @@ _AS_MANY_HEADS = (
 )
 
 
-def _lacks_rotated(key: str) -> tuple[Callable[[Config], bool], str]:
-    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
-    return lambda config: key not in config, why
-
-
-# For each architecture, conditions on its config.json, and why a model that meets one cannot be converted.
-_COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
+# By architecture.
+_COMPUTED_OTHERWISE: dict[str, tuple[_Rule, ...]] = {
     "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
     "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
     "FalconForCausalLM": (
-        (
-            lambda config: config.get("alibi") is True,
-            "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi (alibi: true)",
-        ),
+        _says("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
         (
             lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
             "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
         ),
-        (
-            lambda config: config.get("bias") is True,
-            "llama.cpp's converter cannot arrange the biases of a Falcon (bias: true)",
-        ),
+        _says("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
     ),
     "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
     "GlmForCausalLM": (
@@ -293,10 +286,7 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
     "Cohere2ForCausalLM": (_TIED,),
     "GemmaForCausalLM": (_TIED,),
     "Starcoder2ForCausalLM": (
-        (
-            lambda config: config.get("use_bias") is False,
-            "llama.cpp needs the biases of StarCoder 2, and this one has none (use_bias: false)",
-        ),
+        _says("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
     ),
     "Gemma2ForCausalLM": (_TIED, _SCALE),
     "Gemma3ForCausalLM": (_SCALE,),
