@@ -130,20 +130,21 @@ class _Draw:
         self._seen = {tuple(ids) for row in held_out for ids in windows(row["input_ids"], first_token)}
 
     def of(self, rows: Iterable[list[int]]) -> _Draw:
-        different, later = 0, list[list[_Window]]()
+        different, later = 0, list[list[tuple[_Part, tuple[int, ...], int]]]()
         for ids in rows:
             self.read += 1
             if unseen := [window for window in self._turned(ids) if self._is_new(window)]:
                 different += 1
                 part = self.compared if different % _JUDGE_EVERY == 0 else self.computed
-                first, *others = [_Window(part, window, self.read) for window in unseen]
-                self._add(first)
+                first, *others = [(part, window, self.read) for window in unseen]
+                self._add(*first)
                 later.append(others)
             if self._is_full:
                 return self
-        for window in filter(None, chain.from_iterable(zip_longest(*later))):  # first one of each row, then the next
-            if self._is_new(window.ids):
-                self._add(window)
+        # First one of each row, then the next.
+        for part, window, row in filter(None, chain.from_iterable(zip_longest(*later))):
+            if self._is_new(window):
+                self._add(part, window, row)
         return self
 
     @property
@@ -160,15 +161,6 @@ class _Draw:
     def _is_new(self, window: tuple[int, ...]) -> bool:
         return len(window) > 1 and window not in self._seen
 
-    def _add(self, window: _Window) -> None:
-        self._seen.add(window.ids)
-        window.part.add(window.ids, window.row)
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A part of a row, and where it goes."""
-
-    part: _Part
-    ids: tuple[int, ...]
-    row: int
+    def _add(self, part: _Part, window: tuple[int, ...], row: int) -> None:
+        self._seen.add(window)
+        part.add(window, row)
