@@ -58,20 +58,16 @@ KNOWN = frozenset(
 )  # fmt: skip
 # Classes that use no hash, or that have another way without one.
 _OTHERWISE = frozenset(
-    [
-        *("MptForCausalLM", "MPTForCausalLM", "KimiLinearForCausalLM", "HunYuanMoEV1ForCausalLM", "JambaForCausalLM"),
-        *(f"Gemma4{kind}For{task}" for kind in ("", "Unified") for task in ("CausalLM", "ConditionalGeneration")),
-        *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
-    ]
-)
+    f"{name}ForCausalLM"
+    for name in ("Mpt", "MPT", "KimiLinear", "HunYuanMoEV1", "Jamba", "Gemma4Assistant", "Gemma4UnifiedAssistant")
+) | {f"Gemma4{kind}For{task}" for kind in ("", "Unified") for task in ("CausalLM", "ConditionalGeneration")}
 # Classes that accept a tokenizer.json of pieces instead of tokenizer.model (set_vocab in conversion/llama.py).
-_LLAMA = (
-    frozenset(
-        f"{name}ForCausalLM"
-        for name in ("Afmoe", "Apertus", "Arcee", "Llama", "Mistral", "Mixtral", "SmolLM3", "Ministral3", "GraniteSWA")
+_LLAMA = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Afmoe", "Apertus", "Arcee", "Bamba", "Llama", "Mistral", "Mixtral", "SmolLM3", "Ministral3"),
+        *("Granite", "GraniteMoe", "GraniteMoeSWA", "GraniteMoeShared", "GraniteMoeHybrid", "GraniteSWA"),
     )
-    | {f"Granite{kind}ForCausalLM" for kind in ("", "Moe", "MoeSWA", "MoeShared", "MoeHybrid")}
-    | {"BambaForCausalLM"}
 )
 _PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
 # What llama.cpp puts around a picture that it divides into tiles. It looks each up as one token (tools/mtmd/mtmd.cpp of
