@@ -176,16 +176,6 @@ class _Sizes(TypedDict):
     tied_embeddings: bool | None
 
 
-class _Counts(TypedDict):
-    """The facts with these names."""
-
-    parameters: int | None
-    parameters_from: str | None
-    active_parameters: int | None
-    embedding_parameters: int | None
-    expert_parameters: int | None
-
-
 def _sizes(config: Config, text: Config) -> _Sizes:
     """The sizes from the config, else from the defaults of the type, else computed from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
@@ -224,8 +214,8 @@ def _shape(model_type: str, sizes: _Sizes) -> TextShape | None:
 
 def _parameters(
     config: Config, text: Config, sizes: _Sizes, stored: StoredWeights, quantization: str | None
-) -> tuple[_Counts, dict[str, str]]:
-    """Total, active and embedding parameters and the source of the total, and why some are unknown."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The facts about the number of parameters, by their names, and why some are unknown."""
     shape = _shape(str(text.get("model_type", "unknown")), sizes)
     counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
@@ -234,7 +224,7 @@ def _parameters(
         active, experts = None, counted.experts if counted else None
         if total is not None and experts is not None:
             active = total - parameter_count.idle(experts, sizes["experts"], sizes["experts_per_token"] or 0)
-    values: _Counts = {
+    values = {
         "parameters": total,
         "parameters_from": origin,
         "active_parameters": active,
