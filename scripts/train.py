@@ -452,7 +452,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
-    for holder in objects_in(document):
+    for holder in (value for _, value in nodes_in(document) if isinstance(value, dict)):
         for key, allowed in NAMES_OF_CODE.items():
             setting = holder.get(key)
             for value in setting.values() if isinstance(setting, dict) else [setting]:
@@ -467,7 +467,7 @@ def check_settings(document: Any, path: Path) -> None:
 
 
 def check_values(document: JsonObject, path: Path) -> None:
-    for key, value in values_in(document):
+    for key, value in nodes_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
         if isinstance(value, str) and HALF.search(value):
@@ -492,7 +492,7 @@ def is_id(value: Any) -> bool:
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
     if not (folder / "config.json").is_file():
         return
-    for key, value in values_in(foreign_json(folder / "config.json")):
+    for key, value in nodes_in(foreign_json(folder / "config.json")):
         most = most_claimed(key, shapes)
         if most is not None and isinstance(value, (int, float)) and value > most:
             message = f"{folder / 'config.json'} does not match the weights: {key} is {value:g}"
@@ -587,26 +587,15 @@ def broken_model(message: str, expected: str, got: str, *, hint: str = "download
     return Refused(message, code="broken_model", expected=expected, got=got[:300], hint=hint)
 
 
-def values_in(document: Any) -> Iterator[tuple[str, Any]]:
+def nodes_in(document: Any) -> Iterator[tuple[str, Any]]:
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
+        yield key, value
         if isinstance(value, dict):
             waiting += value.items()
         elif isinstance(value, list):
             waiting += [(key, part) for part in value]
-        else:
-            yield key, value
-
-
-def objects_in(document: Any) -> Iterator[JsonObject]:
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            yield value
-        if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
 
 
 def block_hub_kernels() -> None:
@@ -1527,9 +1516,12 @@ class RepeatedKey(ValueError):
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise RepeatedKey(repeated)
+        raise RepeatedKey(repeated_in(pairs))
     return row
+
+
+def repeated_in(pairs: list[tuple[str, Any]]) -> str:
+    return Counter(key for key, _ in pairs).most_common(1)[0][0]
 
 
 def repeated_key(where: str, key: str) -> Refused:
@@ -2391,7 +2383,7 @@ Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
     while ahead := list(islice(rows, ROWS_AHEAD)):
-        texts = {text for each in ahead for _, text in values_in(each[1]) if isinstance(text, str)}
+        texts = {text for each in ahead for _, text in nodes_in(each[1]) if isinstance(text, str)}
         named = {file.beside(text) for text in texts if 0 < len(text) < NAME_CHARACTERS}
         bring_files(file, named & files_at(file) if named else ())
         yield from ahead
@@ -4042,36 +4034,25 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    try:
-        text = whole_text(path)
-        return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
-    except RepeatedKey as error:
-        where = item_with_repeated_key(path, text)
-        if where is None:
-            return None  # one object a line, of which the reader of lines names the broken one
-        raise repeated_key(where, str(error)) from None
-    except (ValueError, RecursionError):
-        return None
-
-
-def item_with_repeated_key(path: Path, text: str) -> str | None:
-    """The first item of a document in which an object has a key twice."""
-    repeating_items = list[Row]()
+    """The items of a JSON document, whose objects have each key once."""
+    repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
-        repeating_items.extend([row] if len(row) < len(pairs) else [])
+        if len(row) < len(pairs):
+            repeating.append((row, repeated_in(pairs)))
         return row
 
     try:
-        items = items_of(json.loads(text, object_pairs_hook=noted))
+        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted))
     except (ValueError, RecursionError):
         return None
-    repeating = set(map(id, repeating_items))
-    for number, item in enumerate(items, start=1):
-        if not repeating.isdisjoint(map(id, objects_in(item))):
-            return f"item {number} of {path}"
-    return str(path)
+    if repeating:
+        objects = {id(row) for row, _ in repeating}
+        holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
+        number = next(holding, None)
+        raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
+    return items
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:

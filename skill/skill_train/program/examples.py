@@ -404,9 +404,12 @@ def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
     """A JSON object, as the `object_pairs_hook` of `json`."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise RepeatedKey(repeated)
+        raise RepeatedKey(repeated_in(pairs))
     return row
+
+
+def repeated_in(pairs: list[tuple[str, Any]]) -> str:
+    return Counter(key for key, _ in pairs).most_common(1)[0][0]
 
 
 def repeated_key(where: str, key: str) -> Refused:

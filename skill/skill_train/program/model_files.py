@@ -99,7 +99,7 @@ def check_files(folder: Path) -> None:
 def check_settings(document: Any, path: Path) -> None:
     """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` are allowed:
     they have an effect only with trust_remote_code, which is off everywhere."""
-    for holder in objects_in(document):
+    for holder in (value for _, value in nodes_in(document) if isinstance(value, dict)):
         for key, allowed in NAMES_OF_CODE.items():
             setting = holder.get(key)
             for value in setting.values() if isinstance(setting, dict) else [setting]:
@@ -116,7 +116,7 @@ def check_settings(document: Any, path: Path) -> None:
 def check_values(document: JsonObject, path: Path) -> None:
     """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
     a character. `model_max_length` may be 10**30, for "no limit"."""
-    for key, value in values_in(document):
+    for key, value in nodes_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
         if isinstance(value, str) and HALF.search(value):
@@ -144,7 +144,7 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
     any published model has. A loader would create them all before it sees that their weights are missing."""
     if not (folder / "config.json").is_file():
         return
-    for key, value in values_in(foreign_json(folder / "config.json")):
+    for key, value in nodes_in(foreign_json(folder / "config.json")):
         most = most_claimed(key, shapes)
         if most is not None and isinstance(value, (int, float)) and value > most:
             message = f"{folder / 'config.json'} does not match the weights: {key} is {value:g}"
@@ -248,28 +248,16 @@ def broken_model(message: str, expected: str, got: str, *, hint: str = "download
     return Refused(message, code="broken_model", expected=expected, got=got[:300], hint=hint)
 
 
-def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is neither a list nor an object, with its key or the key of its list."""
+def nodes_in(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a document, the outer before the inner, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
+        yield key, value
         if isinstance(value, dict):
             waiting += value.items()
         elif isinstance(value, list):
             waiting += [(key, part) for part in value]
-        else:
-            yield key, value
-
-
-def objects_in(document: Any) -> Iterator[JsonObject]:
-    """Every object of a document, the outer before the inner."""
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            yield value
-        if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
 
 
 def block_hub_kernels() -> None:

@@ -19,12 +19,13 @@ from skill_train.program.examples import (
     MEND,
     RepeatedKey,
     Row,
+    repeated_in,
     repeated_key,
     require_distinct,
     unreadable,
     with_distinct_keys,
 )
-from skill_train.program.model_files import not_a_file, objects_in, regular_file
+from skill_train.program.model_files import nodes_in, not_a_file, regular_file
 from skill_train.program.parquet import (
     INFO,
     SPLITS,
@@ -302,37 +303,26 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document, whose objects have each key once. None for a file that is not one document."""
-    try:
-        text = whole_text(path)
-        return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
-    except RepeatedKey as error:
-        where = item_with_repeated_key(path, text)
-        if where is None:
-            return None  # one object a line, of which the reader of lines names the broken one
-        raise repeated_key(where, str(error)) from None
-    except (ValueError, RecursionError):
-        return None
-
-
-def item_with_repeated_key(path: Path, text: str) -> str | None:
-    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
-    repeating_items = list[Row]()
+    """The items of a JSON document, whose objects have each key once. None for a file that is not one document, such as
+    one with an object a line, of which the reader of lines names a broken one."""
+    repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
-        repeating_items.extend([row] if len(row) < len(pairs) else [])
+        if len(row) < len(pairs):
+            repeating.append((row, repeated_in(pairs)))
         return row
 
     try:
-        items = items_of(json.loads(text, object_pairs_hook=noted))
+        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted))
     except (ValueError, RecursionError):
         return None
-    repeating = set(map(id, repeating_items))
-    for number, item in enumerate(items, start=1):
-        if not repeating.isdisjoint(map(id, objects_in(item))):
-            return f"item {number} of {path}"
-    return str(path)
+    if repeating:
+        objects = {id(row) for row, _ in repeating}
+        holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
+        number = next(holding, None)
+        raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
+    return items
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
 from skill_train.program.examples import MEDIA_MAGIC, Row, media_in, unreadable
-from skill_train.program.model_files import values_in
+from skill_train.program.model_files import nodes_in
 from skill_train.program.parquet import SPLITS, STATE
 
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
@@ -112,7 +112,7 @@ Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
     """The rows, once the files of the repository that they name lie in the cache. Only a few rows are held at once."""
     while ahead := list(islice(rows, ROWS_AHEAD)):
-        texts = {text for each in ahead for _, text in values_in(each[1]) if isinstance(text, str)}
+        texts = {text for each in ahead for _, text in nodes_in(each[1]) if isinstance(text, str)}
         named = {file.beside(text) for text in texts if 0 < len(text) < NAME_CHARACTERS}
         bring_files(file, named & files_at(file) if named else ())
         yield from ahead
