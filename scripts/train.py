@@ -210,19 +210,19 @@ def lacks_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error), re.IGNORECASE):
         return True
-    limit = process_figure("limits", "Max address space")
+    limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
     # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
-    most = 1024 * (process_figure("status", "VmPeak:") or 0)
+    most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def process_figure(file: str, field: str, process: int | str = "self") -> int | None:
+def linux_figure(file: str, field: str) -> int | None:
     try:
-        text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8")
+        text = Path("/proc", file).read_text(encoding="utf-8")
     except OSError:
         return None
     match = re.search(rf"^{field}\s+(\d+)", text, re.MULTILINE)
@@ -325,7 +325,7 @@ def silence() -> None:
 def peak_rss_bytes() -> int:
     import resource
 
-    peak = process_figure("status", "VmHWM:")
+    peak = linux_figure("self/status", "VmHWM:")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
@@ -1059,11 +1059,7 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) if match else None
+    return linux_figure("vmstat", "oom_kill")
 
 
 def last_stage(output: str) -> str | None:

@@ -40,7 +40,7 @@ with open(settings["starts"], "a") as file:
     file.write(json.dumps([plan["placement"], sys.argv[2:]]) + "\\n")
 (path.parent / "train.failed.json").unlink(missing_ok=True)
 events.event("stage", text=settings["stage"])
-used = events.process_figure("status", "VmData:") << 10
+used = events.linux_figure("self/status", "VmData:") << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + (settings["free"] << 20),) * 2)
 if settings["killed"]:
     os.kill(os.getpid(), 9)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from skill_train.program.events import process_figure
+from skill_train.program.events import linux_figure
 
 _PAUSE_SECONDS = 0.05
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -50,7 +50,7 @@ def note_memory(peak: int) -> None:
 
 def _high_water(process: int | str) -> int | None:
     """The peak memory of a process on Linux; None if it has ended."""
-    peak = process_figure("status", "VmHWM:", process)
+    peak = linux_figure(f"{process}/status", "VmHWM:")
     return None if peak is None else 1024 * peak
 
 

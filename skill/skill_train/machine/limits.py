@@ -9,7 +9,7 @@ from pathlib import Path
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import gigabytes
 from skill_train.machine.read import available_memory_bytes
-from skill_train.program.events import process_figure
+from skill_train.program.events import linux_figure
 
 _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for CPU, Linux, 2026-11)
 
@@ -46,7 +46,7 @@ def require_room_for_torch() -> None:
 
 def _free_bytes() -> int | None:
     """The free address space; None without a limit, or if the system does not report it."""
-    limit, mapped = process_figure("limits", "Max address space"), process_figure("status", "VmSize:")
+    limit, mapped = linux_figure("self/limits", "Max address space"), linux_figure("self/status", "VmSize:")
     return None if limit is None or mapped is None else limit - 1024 * mapped
 
 

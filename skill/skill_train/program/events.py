@@ -135,21 +135,21 @@ def lacks_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error), re.IGNORECASE):
         return True
-    limit = process_figure("limits", "Max address space")
+    limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
     # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
-    most = 1024 * (process_figure("status", "VmPeak:") or 0)
+    most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def process_figure(file: str, field: str, process: int | str = "self") -> int | None:
-    """A figure of this process, or of another one, from Linux: bytes in `limits`, KiB in `status`. None without a
-    limit, after the end of the process, or without Linux."""
+def linux_figure(file: str, field: str) -> int | None:
+    """A figure in a file of /proc: bytes in `self/limits`, KiB in `self/status`, where `self` is this process. None
+    without a limit, after the end of the process, or without Linux."""
     try:
-        text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8")
+        text = Path("/proc", file).read_text(encoding="utf-8")
     except OSError:
         return None
     match = re.search(rf"^{field}\s+(\d+)", text, re.MULTILINE)
@@ -260,7 +260,7 @@ def peak_rss_bytes() -> int:
     """The most memory that this process has had. On Linux this is not `ru_maxrss`, which starts with the parent's."""
     import resource
 
-    peak = process_figure("status", "VmHWM:")
+    peak = linux_figure("self/status", "VmHWM:")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 

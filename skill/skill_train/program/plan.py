@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
-from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from skill_train.program.events import ErrorWords
+from skill_train.program.events import ErrorWords, linux_figure
 
 
 class Recipe(TypedDict):
@@ -179,11 +177,7 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 def kills_for_memory() -> int | None:
     """How many processes this computer has killed for memory since it started; None if the system hides it."""
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) if match else None
+    return linux_figure("vmstat", "oom_kill")
 
 
 def last_stage(output: str) -> str | None:
