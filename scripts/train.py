@@ -329,6 +329,14 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
+def json_object(text: str | bytes) -> Any:
+    try:
+        document = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
@@ -5679,12 +5687,8 @@ class Watch:
 
         lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
         for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):  # the line that a kill cut in two
-                break
-            usable = isinstance(line, dict) and line.keys() >= NEEDED
-            if not usable:
+            line = json_object(text)
+            if line is None or not line.keys() >= NEEDED:  # a kill cut it in two
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
@@ -7143,11 +7147,9 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 
 def read_object(path: Path) -> Any:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
+    with suppress(FileNotFoundError):
+        return json_object(path.read_bytes())
+    return None
 
 
 def remove_kept(folder: Path) -> None:

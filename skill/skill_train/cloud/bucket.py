@@ -10,7 +10,6 @@ it becomes a path here.
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from datetime import datetime
@@ -28,6 +27,7 @@ from skill_train.hub import jobs, repositories
 from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.kept import MARKER as MARKER
+from skill_train.program.events import json_object
 from skill_train.run.cloud_record import CloudData, CloudRecord
 from skill_train.run.records import convert
 
@@ -76,7 +76,7 @@ class StoredRecords(msgspec.Struct, frozen=True):
 
     def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""
-        return _document(self.texts[name][0]) if name in self.texts else None
+        return json_object(self.texts[name][0]) if name in self.texts else None
 
 
 NOTHING = StoredRecords({}, 0)
@@ -94,7 +94,7 @@ def stored_run(record: CloudRecord) -> StoredRun | None:
     markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
     texts = _fetch(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed])
-    markers = {name: document for name, text in texts.items() if (document := _document(text)) is not None}
+    markers = {name: document for name, text in texts.items() if (document := json_object(text)) is not None}
     end = markers.get(MARKER) or {}
     state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
     promised = _digests(end.get("files")) or {} if state == "done" else {}
@@ -191,15 +191,6 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     except UsageError:
         return None
     return digests if all(re.fullmatch("[0-9a-f]{64}", digest["sha256"]) for digest in digests.values()) else None
-
-
-def _document(text: str) -> JsonObject | None:
-    """The JSON object in a text; None if it is incomplete."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _fetch(bucket: str, files: list[BucketFile]) -> dict[str, str]:

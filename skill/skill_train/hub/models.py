@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import re
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.folder import processor_files, read_config, read_model, used_weights
 from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 from skill_train.model.tower import reads_processor, with_image_processor
+from skill_train.program.events import json_object
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
@@ -230,12 +230,8 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
         return True
     if "tokenizer_config.json" not in names:
         return False
-    path = _file(model, "tokenizer_config.json", info.sha)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and bool(config.get("chat_template"))
+    config = json_object(_file(model, "tokenizer_config.json", info.sha).read_bytes()) or {}
+    return bool(config.get("chat_template"))
 
 
 def tokenizer_settings(model: str, revision: str | None) -> Path | None:

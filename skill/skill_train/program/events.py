@@ -264,6 +264,15 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
+def json_object(text: str | bytes) -> Any:
+    """The JSON object in a text in UTF-8. None if there is none, as in a text that a kill or a copy cut in two."""
+    try:
+        document = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def number(value: Any) -> float | None:
     """A finite float, or None: JSON has no NaN."""
     return float(value) if value is not None and math.isfinite(value) else None

@@ -24,6 +24,7 @@ from skill_train.program.events import (
     event,
     file_digest,
     is_main_process,
+    json_object,
     number,
     peak_rss_bytes,
     silence,
@@ -199,12 +200,8 @@ class Watch:
 
         lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
         for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):  # the line that a kill cut in two
-                break
-            usable = isinstance(line, dict) and line.keys() >= NEEDED
-            if not usable:
+            line = json_object(text)
+            if line is None or not line.keys() >= NEEDED:  # a kill cut it in two
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]

@@ -6,7 +6,6 @@ reported, from an old one, which is replaced. A folder without the marker belong
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Literal, TypedDict
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file, whole_folder, write_json
+from skill_train.program.events import json_object
 from skill_train.run.lock import locked_out
 from skill_train.skill.files import sha256
 
@@ -197,11 +197,8 @@ def _leads_to(place: Path, to: Path) -> bool:
 
 def _marker(folder: Path) -> Mapping[str, object]:
     """The content of the marker; empty if it cannot be read, so that every differing file counts as edited."""
-    try:
-        document = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+    marker = folder / MARKER
+    return (json_object(marker.read_bytes()) if marker.is_file() else None) or {}
 
 
 def _recorded(folder: Path) -> dict[str, str]:

@@ -34,6 +34,7 @@ from skill_train.program.events import (
     Refused,
     again,
     explained_errors,
+    json_object,
     run_id,
     tell,
     write_json,
@@ -404,11 +405,9 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 def read_object(path: Path) -> Any:
     """The marker or the plan of an earlier job; None if there is none, or if it is torn."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
+    with suppress(FileNotFoundError):
+        return json_object(path.read_bytes())
+    return None
 
 
 def remove_kept(folder: Path) -> None:
