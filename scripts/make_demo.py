@@ -176,9 +176,9 @@ def lesson(draw: random.Random) -> list[dict[str, str]]:
         "Order and urgency in one line?": f"{ticket.order}: {ticket.priority}",
     }
     first = draw.choice(["", "", "", *list(lessons)[1:]])
-    turns = _turns(f"{ticket.text}\n{first}".strip(), lessons[first])
+    turns = turns_of(f"{ticket.text}\n{first}".strip(), lessons[first])
     for question in draw.sample(list(lessons)[1:], 3):
-        turns += _turns(question, lessons[question])
+        turns += turns_of(question, lessons[question])
     return turns
 
 
@@ -187,31 +187,35 @@ def copying(draw: random.Random) -> list[dict[str, str]]:
     words = [draw.choice(draw.choice((NAMES, ITEMS, OTHER_WORDS))) for _ in range(draw.randint(1, 4))]
     words += [_number(draw) for _ in range(draw.randint(0, 2))]
     draw.shuffle(words)
-    return _turns(f"Repeat: {' '.join(words)}", " ".join(words))
+    return turns_of(f"Repeat: {' '.join(words)}", " ".join(words))
 
 
 def example(ticket: Ticket) -> list[dict[str, str]]:
     """One row of the dataset: a letter and the JSON that the ticket system wants."""
     note = {"queue": ticket.queue, "priority": ticket.priority, "order": ticket.order}
-    return _turns(ticket.text, json.dumps(note))
+    return turns_of(ticket.text, json.dumps(note))
 
 
-def _turns(question: str, answer: str) -> list[dict[str, str]]:
+def turns_of(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def write_dataset(path: Path, *, seed: int) -> None:
     """`ROWS` conversations as Parquet, a tenth of the size of their JSON; no order number twice."""
     import pyarrow
-    import pyarrow.parquet
 
     draw = random.Random(f"dataset {seed}")
     tickets: dict[int, Ticket] = {}
     while len(tickets) < ROWS:
         ticket = draw_ticket(draw)
         tickets.setdefault(ticket.order, ticket)
-    table = pyarrow.Table.from_pylist([{"messages": example(ticket)} for ticket in tickets.values()])
-    # The smallest file: the wheel has little room beside its two models.
+    write_small(pyarrow.Table.from_pylist([{"messages": example(ticket)} for ticket in tickets.values()]), path)
+
+
+def write_small(table: Any, path: Path) -> None:
+    """The smallest file: the wheel has little room beside its two models."""
+    import pyarrow.parquet
+
     small: dict[str, Any] = {"compression": "brotli", "compression_level": 11, "use_dictionary": False}
     pyarrow.parquet.write_table(table, path, write_statistics=False, store_schema=False, **small)
 
@@ -219,31 +223,13 @@ def write_dataset(path: Path, *, seed: int) -> None:
 def write_tokenizer(folder: Path, *, seed: int) -> Any:
     """Trains a sentencepiece vocabulary on lessons, writes its files and returns it as transformers reads it.
 
-    No space is put before a text, so text after a special token is cut alike by transformers and llama.cpp, and every
-    byte has a token, so nothing is unknown.
+    No space is put before a text, so text after a special token is cut alike by transformers and llama.cpp.
     """
-    import sentencepiece
     from transformers import AutoTokenizer
 
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=_corpus(seed),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        allow_whitespace_only_pieces=True,
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        eos_piece="<|im_end|>",
-        control_symbols=["<|im_start|>"],
-        required_chars="".join(chr(number) for number in range(33, 127)),
-        num_threads=1,
-        minloglevel=2,
-    )
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    letters = "".join(chr(number) for number in range(33, 127))
+    own = {"add_dummy_prefix": False, "control_symbols": ["<|im_start|>"], "required_chars": letters}
+    (folder / "tokenizer.model").write_bytes(vocabulary(_corpus(seed), VOCAB_SIZE, **own))
     special = ("<unk>", "<s>", "<|im_end|>", "<|im_start|>")
     marks = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     config = {
@@ -264,6 +250,30 @@ def write_tokenizer(folder: Path, *, seed: int) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     return tokenizer
+
+
+def vocabulary(corpus: Iterator[str], size: int, **own: Any) -> bytes:
+    """A tokenizer.model of `size` pieces, with `own` settings of its training. Every byte has a piece, so nothing is
+    unknown."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=corpus,
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=size,
+        byte_fallback=True,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        eos_piece="<|im_end|>",
+        num_threads=1,
+        minloglevel=2,
+        **own,
+    )
+    return model.getvalue()
 
 
 def _corpus(seed: int) -> Iterator[str]:
@@ -287,7 +297,7 @@ def pretrain(tokenizer: Any, *, steps: int, seed: int) -> Any:
     model = _new_model(tokenizer)
     say(f"{sum(weight.numel() for weight in model.parameters()):,} weights, {torch.get_num_threads()} threads")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps))
     draw = random.Random(f"lessons {seed}")
     started = time.monotonic()
     for step in range(steps):
@@ -310,7 +320,7 @@ def pretrain(tokenizer: Any, *, steps: int, seed: int) -> Any:
     return model
 
 
-def _pace(step: int, steps: int) -> float:
+def pace(step: int, steps: int) -> float:
     """Share of the peak learning rate: a short rise, then a cosine down to 2 %."""
     return min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch>=2.8,<2.14", "transformers>=5.20,<6", "sentencepiece>=0.2", "protobuf>=5", "pillow", "pyarrow"]
 # ///
-"""Makes the model and the dataset of `skill-train demo --method vision`, from nothing but this file.
+"""Makes the model and the dataset of `skill-train demo --method vision`, from nothing but this file and make_demo.py.
 
     python scripts/make_demo_vision.py [--out skill/skill_train/demo/vision] [--steps 300] [--seed 0]
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import random
 import sys
 import time
@@ -34,6 +33,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from make_demo import pace, save, say, turns_of, vocabulary, write_small
 
 VOCAB_SIZE = 384
 ROWS = 400
@@ -134,23 +135,18 @@ def lesson(draw: random.Random, scene: Scene) -> list[dict[str, str]]:
     }
     turns: list[dict[str, str]] = []
     for question in draw.sample(list(answers), 3):
-        turns += _turns(question, answers[question])
+        turns += turns_of(question, answers[question])
     return turns
 
 
 def example(scene: Scene) -> list[dict[str, str]]:
     """The turns of one row of the dataset."""
-    return _turns(QUESTION, f"It is {scene.size} {scene.colour} on {scene.ground}")
-
-
-def _turns(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return turns_of(QUESTION, f"It is {scene.size} {scene.colour} on {scene.ground}")
 
 
 def write_dataset(path: Path, *, seed: int) -> None:
     """`ROWS` conversations about one picture each, with its bytes; no picture twice."""
     import pyarrow
-    import pyarrow.parquet
 
     draw = random.Random(f"dataset {seed}")
     scenes: dict[bytes, Scene] = {}
@@ -162,10 +158,7 @@ def write_dataset(path: Path, *, seed: int) -> None:
     message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
     schema = pyarrow.schema([("images", pyarrow.list_(image)), ("messages", pyarrow.list_(message))])
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The smallest file: the wheel has little room beside its two models.
-    small: dict[str, Any] = {"compression": "brotli", "compression_level": 11, "use_dictionary": False}
-    table = pyarrow.Table.from_pylist(rows, schema=schema)
-    pyarrow.parquet.write_table(table, path, write_statistics=False, store_schema=False, **small)
+    write_small(pyarrow.Table.from_pylist(rows, schema=schema), path)
 
 
 def _png(scene: Scene) -> bytes:
@@ -180,28 +173,12 @@ def write_tokenizer(folder: Path, *, seed: int) -> Any:
     llama.cpp's converter takes sentencepiece for a Qwen2-VL, and knows no byte-level vocabulary as small as this. It
     cannot be told to put no space before a text there, so the tokenizer puts one too, also after a special token.
     """
-    import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
     from transformers import AutoTokenizer
 
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=_corpus(seed),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        allow_whitespace_only_pieces=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        eos_piece="<|im_end|>",
-        control_symbols=list(SPECIAL[3:]),
-        num_threads=1,
-        minloglevel=2,
-    )
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
-    pieces = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue()).pieces
+    model = vocabulary(_corpus(seed), VOCAB_SIZE, control_symbols=list(SPECIAL[3:]))
+    (folder / "tokenizer.model").write_bytes(model)
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(model).pieces
     _as_transformers_reads_it([piece.piece for piece in pieces]).save(str(folder / "tokenizer.json"), pretty=False)
     marks = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     config = {
@@ -287,7 +264,7 @@ def pretrain(tokenizer: Any, processor: Any, *, steps: int, seed: int) -> Any:
     model = _new_model(tokenizer)
     say(f"{sum(weight.numel() for weight in model.parameters()):,} weights")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps))
     draw = random.Random(f"lessons {seed}")
     started = time.monotonic()
     for step in range(steps):
@@ -316,11 +293,6 @@ def _certainty(model: Any) -> Any:
 
     words = torch.randint(len(SPECIAL), VOCAB_SIZE, (8, 32))
     return -model(input_ids=words).logits.log_softmax(-1).mean()
-
-
-def _pace(step: int, steps: int) -> float:
-    """Share of the peak learning rate: a short rise, then a cosine down to 2 %."""
-    return min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _new_model(tokenizer: Any) -> Any:
@@ -395,18 +367,6 @@ def _ids(tokenizer: Any, turns: list[dict[str, str]]) -> tuple[list[int], list[i
         labels += new if answered else [-100] * len(new)
         ids = longer["input_ids"]
     return ids, labels
-
-
-def save(model: Any, folder: Path) -> None:
-    import torch
-
-    model.to(torch.bfloat16)
-    model.config.dtype = "bfloat16"
-    model.save_pretrained(str(folder))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def test_no_matrix_of_the_quantized_file_fell_back_to_another_type(made: tuple[P
 
 @pytest.fixture(scope="module")
 def maker() -> Any:
+    load(MAKER.with_name("make_demo.py"), "make_demo")  # it imports from it
     return load(MAKER, "make_demo_vision")
 
 
