@@ -87,7 +87,7 @@ from importlib.util import find_spec
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from types import SimpleNamespace, UnionType
+from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 # --- events ---
@@ -3401,14 +3401,13 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
     return TileGrid((height - 1) // processor.square + 1, (width - 1) // processor.square + 1)
 
 
-def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the `size` of a processor, each family in its own terms."""
+def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int | None) -> Any:
+    """The `size` of an image processor with the recipe's limits, each family in its own terms."""
     if least is None and most is None:
-        return
+        return size
     if kind.startswith("qwen"):
         edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
-        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
-        return
+        return {**dict(size), **{name: value for name, value in edges.items() if value is not None}}
     if least is not None or kind == "gemma3":
         name = "min_pixels" if least is not None else "max_pixels"
         raise Refused(
@@ -3420,15 +3419,13 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
         )
     edge = math.isqrt(most or 0)
     if kind in TILED:
-        tile = int(processor.max_image_size["longest_edge"])
-        edge = max(1, edge // tile) * tile
-    processor.size = {"longest_edge": edge}
+        side = int(tile["longest_edge"])
+        edge = max(1, edge // side) * side
+    return {"longest_edge": edge}
 
 
 def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
-    changed = replace(processor)
-    limit_pixels(changed, changed.kind, least, most)
-    return changed
+    return replace(processor, size=limited_size(processor.kind, processor.size, processor.max_image_size, least, most))
 
 
 # --- pictures/tokens ---
@@ -3496,7 +3493,8 @@ class Pictures:
 
         name, revision = self.model
         processor = AutoImageProcessor.from_pretrained(name, revision=revision, backend="pil", trust_remote_code=False)
-        limit_pixels(processor, self.kind, *self.limits)
+        tile = getattr(processor, "max_image_size", None)
+        processor.size = limited_size(self.kind, processor.size, tile, *self.limits)
         return processor
 
     def grid(self, size: PictureSize) -> TileGrid:
@@ -3659,9 +3657,7 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
         return {}
     settings = {name: value for name, value in named.items() if value is not None and name in own}
     if size is not None:
-        processor = SimpleNamespace(size=size, max_image_size=own.get("max_image_size"))
-        limit_pixels(processor, kind, *limits)
-        settings["size"] = processor.size
+        settings["size"] = limited_size(kind, size, own.get("max_image_size"), *limits)
     return settings
 
 

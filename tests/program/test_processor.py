@@ -18,7 +18,8 @@ from skill_train.program.pictures.processor import (
     PROCESSOR_DEFAULTS,
     ImageProcessor,
     grid_of,
-    limit_pixels,
+    limited_processor,
+    limited_size,
     picture_tokens,
     read_processor,
 )
@@ -117,8 +118,7 @@ def test_what_is_not_known_is_said(kind: str, files: dict[str, Any], said: str) 
 
 def test_a_picture_of_which_nothing_is_left_is_refused() -> None:
     """200 pixels become 100, and one becomes none."""
-    processor = _read("Mistral-Small-3.1")
-    limit_pixels(processor, "mistral3", None, 100 * 100)
+    processor = limited_processor(_read("Mistral-Small-3.1"), None, 100 * 100)
     with pytest.raises(Refused, match="too narrow"):
         grid_of(processor, PictureSize(200, 1))
 
@@ -164,9 +164,8 @@ LIMITS: list[tuple[int | None, int | None]] = [(None, None), (None, 256 * 28 * 2
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("name", ["Qwen2-VL-2B", "Qwen3-VL-2B"])
 def test_squares_are_those_of_transformers(name: str, limits: tuple[int | None, int | None], tmp_path: Path) -> None:
-    theirs, ours = _processor(tmp_path, *PUBLISHED[name]), _read(name)
-    limit_pixels(theirs, ours.kind, *limits)
-    limit_pixels(ours, ours.kind, *limits)
+    theirs, ours = _processor(tmp_path, *PUBLISHED[name]), limited_processor(_read(name), *limits)
+    theirs.size = limited_size(ours.kind, theirs.size, None, *limits)
     for size in _sizes(2_000):
         patches = theirs.get_number_of_image_patches(size.height, size.width, {})
         assert picture_tokens(ours, size).parts == patches // 4, size
@@ -180,8 +179,7 @@ def test_lines_are_those_of_transformers(limit: int | None) -> None:
     from transformers.image_utils import ChannelDimension
     from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-    ours = _read("Mistral-Small-3.1")
-    limit_pixels(ours, "mistral3", None, limit)
+    ours = limited_processor(_read("Mistral-Small-3.1"), None, limit)
     for size in _sizes(1_000):
         picture = np.broadcast_to(np.zeros(1), (3, size.height, size.width))
         high, wide = get_resize_output_image_size(picture, ours.size["longest_edge"], 28, ChannelDimension.FIRST)

@@ -251,15 +251,14 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
     return TileGrid((height - 1) // processor.square + 1, (width - 1) // processor.square + 1)
 
 
-def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the `size` of a processor, each family in its own terms. Refuses a limit that the
-    family does not have."""
+def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int | None) -> Any:
+    """The `size` of an image processor with the recipe's limits, each family in its own terms. `tile` is its
+    `max_image_size`. Refuses a limit that the family does not have."""
     if least is None and most is None:
-        return
+        return size
     if kind.startswith("qwen"):
         edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
-        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
-        return
+        return {**dict(size), **{name: value for name, value in edges.items() if value is not None}}
     if least is not None or kind == "gemma3":
         name = "min_pixels" if least is not None else "max_pixels"
         raise Refused(
@@ -271,13 +270,11 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
         )
     edge = math.isqrt(most or 0)
     if kind in TILED:
-        tile = int(processor.max_image_size["longest_edge"])
-        edge = max(1, edge // tile) * tile
-    processor.size = {"longest_edge": edge}
+        side = int(tile["longest_edge"])
+        edge = max(1, edge // side) * side
+    return {"longest_edge": edge}
 
 
 def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
-    """The image processor with the limits of a recipe. Raises as `limit_pixels`."""
-    changed = replace(processor)
-    limit_pixels(changed, changed.kind, least, most)
-    return changed
+    """The image processor with the limits of a recipe. Raises as `limited_size`."""
+    return replace(processor, size=limited_size(processor.kind, processor.size, processor.max_image_size, least, most))

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from skill_train.program.events import Refused, write_text
@@ -36,8 +35,8 @@ from skill_train.program.pictures.processor import (
     PROCESSOR_DEFAULTS,
     PROCESSOR_FILES,
     grid_of,
-    limit_pixels,
     limited_processor,
+    limited_size,
     picture_tokens,
     read_processor,
 )
@@ -108,7 +107,8 @@ class Pictures:
 
         name, revision = self.model
         processor = AutoImageProcessor.from_pretrained(name, revision=revision, backend="pil", trust_remote_code=False)
-        limit_pixels(processor, self.kind, *self.limits)
+        tile = getattr(processor, "max_image_size", None)
+        processor.size = limited_size(self.kind, processor.size, tile, *self.limits)
         return processor
 
     def grid(self, size: PictureSize) -> TileGrid:
@@ -283,9 +283,7 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
         return {}
     settings = {name: value for name, value in named.items() if value is not None and name in own}
     if size is not None:
-        processor = SimpleNamespace(size=size, max_image_size=own.get("max_image_size"))
-        limit_pixels(processor, kind, *limits)
-        settings["size"] = processor.size
+        settings["size"] = limited_size(kind, size, own.get("max_image_size"), *limits)
     return settings
 
 
