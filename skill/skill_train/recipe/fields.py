@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.core.secrets import holds_token, pasted
@@ -133,7 +133,6 @@ _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, Attribu
 _WRITE = "write keys and values, one a line: references/recipe.md"
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
-_TYPES: dict[str, object] = get_type_hints(Recipe)
 
 
 def load(path: Path) -> Recipe:
@@ -230,7 +229,7 @@ def _typed(key: str, value: Any) -> Any:
     """The value in the type of the field. YAML reads 2e-4 as text, so a number in text is converted."""
     if key == "target_modules" and value == ALL_LINEAR[0]:
         return ALL_LINEAR
-    type_name = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
+    type_name = str(FIELDS[key].type).removesuffix(" | None")  # as it is written above
     number = _number(value) if type_name in ("float", "int") else None
     too_large = number is not None and not abs(number) < 1e18  # or not a number at all
     if number is not None and not too_large and not isinstance(value, bool):
