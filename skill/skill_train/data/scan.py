@@ -22,6 +22,7 @@ from skill_train.program.chat.told import RENDERED_TWICE, TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
+from skill_train.program.model_files import nodes_in
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
@@ -342,18 +343,10 @@ def first_rows_of(recipe: Recipe) -> list[Row]:
     first, size = list[Row](), 0
     for row in (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)):
         first.append(row)
-        size += sum(map(_held_bytes, row.values()))
+        size += sum(len(each) for _, each in nodes_in(row) if isinstance(each, (str, bytes)))
         if len(first) == _FIRST or size > _FIRST_BYTES:
             break
     return first
-
-
-def _held_bytes(value: Any) -> int:
-    """Bytes of the pictures that a value holds itself, and of its texts."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_held_bytes, inner))
 
 
 def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
