@@ -3702,6 +3702,30 @@ def utf16(raw: bytes) -> str | None:
     return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
+# What a text may be that is neither UTF-8 nor UTF-16, by the names of iconv: of Windows, which has Latin-1 in it; of
+# DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
+OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
+IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
+
+
+def old_encoding(raw: bytes) -> str | None:
+    odd: dict[str, tuple[int, int]] = {}
+    for name, codec in OLD_ENCODINGS.items():
+        with suppress(UnicodeDecodeError):
+            odd[name] = odd_letters(raw.decode(codec))
+    best = min(odd, key=lambda name: odd[name][0], default=None)
+    return best if best == "WINDOWS-1252" or (best is not None and odd[best][1]) else None
+
+
+def odd_letters(text: str) -> tuple[int, int]:
+    odd = count = 0
+    for before, one, after in zip(text, text[1:], text[2:], strict=False):
+        if not one.isascii() and one not in IN_WORDS and before.isalpha() and after.isalpha():
+            odd += not one.isalpha() or one.isupper() != (before + after).isupper()
+            count += 1
+    return odd, count
+
+
 def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
     taken = list[str]()
 
@@ -4028,9 +4052,11 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    encoding = utf16(raw) or "WINDOWS-1252"
+    old = None if utf16(raw) else old_encoding(raw)
+    encoding = utf16(raw) or old or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
-    return unreadable(message, "text in UTF-8", beginning(raw), hint)
+    got = beginning(raw) if old is None else f"{raw[:80].decode(OLD_ENCODINGS[old], 'replace').rstrip()!r} in {old}"
+    return unreadable(message, "text in UTF-8", got, hint)
 
 
 def json_items(path: Path) -> list[Any] | None:

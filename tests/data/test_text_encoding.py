@@ -15,6 +15,8 @@ from skill_train.data import inspect as data_subject
 from skill_train.data import scan as dataset
 from skill_train.data.errors import rewriting_command
 from skill_train.data.inspect_report import Counted
+from skill_train.program.rows import not_utf8
+from skill_train.program.tables.shape import old_encoding
 from skill_train.recipe.fields import Recipe
 
 TEXTS = [f"Grün für {n}?" if n % 2 else f"Green for {n}?" for n in range(12)]
@@ -23,7 +25,7 @@ PART = "".join(json.dumps({"prompt": text, "completion": "Cheese"}, ensure_ascii
 CSV = "prompt,completion\n" + "".join(f"{text},Käse\n" for text in TEXTS)
 
 
-@pytest.mark.parametrize("encoding", ["windows-1252", "latin-1", "utf-16"])
+@pytest.mark.parametrize("encoding", ["windows-1252", "latin-1", "utf-16", "cp850"])
 @pytest.mark.parametrize(("name", "text"), [("my rows.jsonl", JSONL), ("part.jsonl", PART), ("rows.csv", CSV)])
 def test_the_hint_mends_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, name: str, text: str
@@ -42,6 +44,17 @@ def test_the_hint_mends_the_file(
     mended = f"{Path(name).stem}.utf8{Path(name).suffix}"
     assert dataset.scan(Recipe(model="m", data=mended)).rows == len(TEXTS)
     assert "Grün" in Path(mended).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "named"), [("windows-1252", "WINDOWS-1252"), ("cp850", "CP850"), ("mac_roman", "MACINTOSH")]
+)
+@pytest.mark.parametrize("text", ["Die schönen Töpfe für Käthe", "L’été où ça brûle", "DIE SCHÖNEN TÖPFE FÜR KÄTHE"])
+def test_an_old_encoding_is_the_one_in_which_words_are_words(encoding: str, named: str, text: str) -> None:
+    raw = text.replace("’", "'").encode(encoding)
+    assert old_encoding(raw) == named
+    refusal = not_utf8("line 1", raw)
+    assert named in refusal.error["message"] and text.replace("’", "'") in refusal.error["got"]
 
 
 def test_a_file_of_two_encodings_is_mended_by_no_single_command(tmp_path: Path) -> None:

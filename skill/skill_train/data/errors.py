@@ -15,7 +15,7 @@ from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, numbered_lines
-from skill_train.program.tables.shape import is_message, utf16
+from skill_train.program.tables.shape import is_message, old_encoding, utf16
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat
 
@@ -136,6 +136,7 @@ def refused_row(
 
 
 THE_RECIPE = "--recipe RECIPE"
+_TELLING_BYTES = 1 << 20
 
 
 def leave_out(recipe: Recipe) -> str:
@@ -154,8 +155,7 @@ def rewriting_command(path: Path) -> str | None:
     """The `iconv` command that converts the whole file to UTF-8; None if it would damage rows that already are UTF-8,
     or if a line is too long for a row.
 
-    Nearly every file that is neither UTF-8 nor UTF-16 is Windows-1252, which includes Latin-1. If some other lines are
-    UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
+    If some other lines are UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
     """
     if not path.is_file() or path.suffix == ".parquet":
         return None
@@ -173,9 +173,15 @@ def _encoding(path: Path) -> str | None:
     with open(path, "rb") as file:
         if (encoding := utf16(file.read(1 << 16))) is not None:
             return encoding
-    utf8 = [_decodes(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
-    readable = all(b"\0" not in line and _decodes(line, "windows-1252") for _, line in numbered_lines(path))
-    return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
+    beyond, size = list[bytes](), 0  # enough of them to tell
+    for _, line in numbered_lines(path):
+        ascii_only = line.isascii()
+        if b"\0" in line or (not ascii_only and _decodes(line, "utf-8")):
+            return None
+        if not ascii_only and (size < _TELLING_BYTES or not _decodes(line, "windows-1252")):
+            beyond.append(line)
+            size += len(line)
+    return old_encoding(b"".join(beyond)) if beyond else None
 
 
 def _decodes(line: bytes, encoding: str) -> bool:

@@ -52,10 +52,12 @@ from skill_train.program.pictures.beside import (
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.tables.shape import (
+    OLD_ENCODINGS,
     SIGN_SAID,
     Record,
     items_of,
     not_an_object,
+    old_encoding,
     records_of,
     require_quotes,
     sign_of,
@@ -296,10 +298,12 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """The refusal of text that is not UTF-8: it is UTF-16, or nearly always Windows-1252, which includes Latin-1."""
-    encoding = utf16(raw) or "WINDOWS-1252"
+    """The refusal of text that is not UTF-8: it is UTF-16, or an older encoding."""
+    old = None if utf16(raw) else old_encoding(raw)
+    encoding = utf16(raw) or old or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
-    return unreadable(message, "text in UTF-8", beginning(raw), hint)
+    got = beginning(raw) if old is None else f"{raw[:80].decode(OLD_ENCODINGS[old], 'replace').rstrip()!r} in {old}"
+    return unreadable(message, "text in UTF-8", got, hint)
 
 
 def json_items(path: Path) -> list[Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from skill_train.program.events import Refused
@@ -30,6 +31,34 @@ def utf16(raw: bytes) -> str | None:
         return "UTF-16"
     zeros = raw[::2].count(0), raw[1::2].count(0)
     return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
+
+
+# What a text may be that is neither UTF-8 nor UTF-16, by the names of iconv: of Windows, which has Latin-1 in it; of
+# DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
+OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
+IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
+
+
+def old_encoding(raw: bytes) -> str | None:
+    """The one of `OLD_ENCODINGS` in which a text reads most like words, the first of equals. None where the first does
+    not have its bytes, and no letter inside a word speaks for another."""
+    odd: dict[str, tuple[int, int]] = {}
+    for name, codec in OLD_ENCODINGS.items():
+        with suppress(UnicodeDecodeError):
+            odd[name] = odd_letters(raw.decode(codec))
+    best = min(odd, key=lambda name: odd[name][0], default=None)
+    return best if best == "WINDOWS-1252" or (best is not None and odd[best][1]) else None
+
+
+def odd_letters(text: str) -> tuple[int, int]:
+    """Of the characters beyond ASCII inside a word: how many no word has there, which are signs, and letters of another
+    case than their neighbours; and how many there are."""
+    odd = count = 0
+    for before, one, after in zip(text, text[1:], text[2:], strict=False):
+        if not one.isascii() and one not in IN_WORDS and before.isalpha() and after.isalpha():
+            odd += not one.isalpha() or one.isupper() != (before + after).isupper()
+            count += 1
+    return odd, count
 
 
 def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
