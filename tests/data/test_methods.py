@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -128,3 +129,48 @@ def test_pairs_of_equal_answers_teach_nothing(equal: int, verdict: str) -> None:
 def test_kto_with_one_label_is_told(labels: tuple[bool, ...], told: bool) -> None:
     rows = [{"prompt": "Sky?", "completion": "Blue.", "label": label} for label in labels]
     assert ("label is true in all of the first 2 rows" in judge(rows[0], None, rows)["kto"].because) == told
+
+
+SPOKEN = [{"from": "human", "value": "Sky?"}, {"from": "gpt", "value": "Blue."}, {"from": "human", "value": "Sea?"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "ticket-{}", "turns": [{"speaker": "customer", "utterance": "Where is {}?"}]},
+        {"lang": "de", "turns": [{"speaker": "customer", "utterance": "Where is {}?"}]},
+        {"ticketId": "t{}", "lang": "de", "body": {"messages": []}},
+        {"id": "t{}", "frage": "Wo ist {}?"},
+        {"answer": "In hall {}.", "wrong_answer": "In {} halls."},
+        {"response_a": "In hall {}.", "response_b": "In {} halls."},
+        {"conversations": SPOKEN, "chosen": {"from": "gpt", "value": "{}"}, "rejected": {"from": "gpt", "value": "no"}},
+        {"messages": ASK + BLUE + ASK, "response": "Blue {}."},
+    ],
+)
+def test_what_would_train_the_wrong_text_is_refused(row: dict[str, Any]) -> None:
+    rows = [json.loads(json.dumps(row).replace("{}", str(number))) for number in range(3)]
+    assert detect(rows[0]) is None
+    assert judge(rows[0], None, rows)["sft"].verdict == "impossible"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ("question_text", "answerText"),
+        ("customer", "agent"),
+        ("message", "reply"),
+        ("Frage", "Antwort"),
+        ("f", "reply_2"),
+    ],
+)
+def test_words_in_names_tell_the_answer_whatever_the_order(asked: str, answered: str) -> None:
+    for names in ((asked, answered), (answered, asked)):
+        rows = [{name: f"{name} {number}" for name in names} for number in range(3)]
+        found = judge(rows[0], None, rows)["sft"]
+        assert list(found.columns.values()) == [asked, answered] and found.verdict == "needs_mapping"
+
+
+def test_an_instruction_is_asked_with_its_question() -> None:
+    row = {"instruction": "Answer briefly.", "context": "A shop.", "question": "What is open?", "answer": "All of it."}
+    found = judge(row, detect(row), [row])["sft"]
+    assert found.columns == {"instruction": "instruction", "input": "question", "output": "answer"}

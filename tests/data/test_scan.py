@@ -424,3 +424,18 @@ def test_a_mapped_row_is_left_out_with_the_recipe_that_maps_it(tmp_path: Path) -
     error = _refused(path, format="question_answer", columns={"question": "q", "answer": "a"})
     assert error.code == "bad_row"
     assert f"skill-train data --recipe RECIPE {path} --fix " in error.hint
+
+
+@pytest.mark.parametrize(
+    ("data_format", "columns"),
+    [
+        ("question_answer", {"question": "a", "answer": "a"}),
+        ("prompt_completion", {"prompt": "a", "completion": "a"}),
+        ("instruction", {"instruction": "a", "input": "a", "output": "b"}),
+    ],
+)
+def test_two_names_of_a_format_are_two_columns(data_format: str, columns: dict[str, str]) -> None:
+    """The answer would be trained as its own question."""
+    with pytest.raises(UsageError, match="are both the column 'a'") as caught:
+        dataset.find_format(Recipe(data="rows.jsonl", format=data_format, columns=columns), {"a": "1", "b": "2"})
+    assert caught.value.code == "bad_recipe"

@@ -15,7 +15,16 @@ from typing import Literal
 from skill_train.program.examples import Row, is_media, media_mark
 from skill_train.program.pictures.find import tells_which_picture
 from skill_train.program.tables.shape import is_message
-from skill_train.recipe.formats import ONE_MESSAGE, OPTIONAL, PICTURE_COLUMNS, PICTURED, DetectedFormat, detect, kind
+from skill_train.recipe.formats import (
+    ONE_MESSAGE,
+    OPTIONAL,
+    PICTURE_COLUMNS,
+    PICTURED,
+    DetectedFormat,
+    detect,
+    kind,
+    without_answer,
+)
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -40,6 +49,19 @@ _CHOSEN = (
 _REJECTED = (
     "rejected", "dispreferred", "worse", "loser", "negative", "responserejected", "rejectedresponse", "lose", "bad",
 )  # fmt: skip
+# Words in names of columns; also in German, Spanish, French, Italian, Portuguese and Dutch.
+_ROLES = {
+    "question": (
+        "question", "query", "prompt", "asked", "customer", "user", "human", "message", "frage", "pregunta", "domanda",
+        "pergunta", "vraag",
+    ),
+    "answer": (
+        "answer", "response", "reply", "completion", "solution", "agent", "assistant", "bot", "antwort", "respuesta",
+        "reponse", "réponse", "risposta", "resposta", "antwoord",
+    ),
+}  # fmt: skip
+_WORDS = re.compile(r"[^\W\d_]+?(?=[A-Z]|[\W\d_]|$)")
+_NAMES_ROW = re.compile(r"(?:^|[\W_])(?:id|uuid|guid)$|[a-z](?:Id|ID|Uuid|UUID)$", re.IGNORECASE)
 _LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 
@@ -102,15 +124,18 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         return Verdict("ready", because, detected.columns, detected.format)
     if is_message(row):
         return Verdict("impossible", ONE_MESSAGE)
-    for suggest in (_usual_columns, _chosen_answers, _odd_names, _single_column):
+    if (apart := _answer_apart(row)) is not None:
+        return Verdict("impossible", apart)
+    told = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
+    for suggest in (_usual_columns, _chosen_answers, _odd_names):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
-    if (verdict := _two_texts(row, rows)) is not None:
+    if (verdict := _single_column(told) or (_two_texts(row, rows) if len(told) == len(row) else None)) is not None:
         return verdict
     question = _column(row, _ASKED)
     why = f"{question} has no answer beside it" if question else "no column holds conversations, answers or plain text"
-    if any(kind(value) == "text" for value in row.values()) and not question:
+    if any(kind(value) == "text" for value in told.values()) and not question:
         why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
     return Verdict("impossible", why)
 
@@ -137,6 +162,24 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
             "impossible", f"{column} contains images, audio or video, and no columns hold a question and an answer"
         )
     return replace(verdict, columns=verdict.columns | {"images": column})
+
+
+def _answer_apart(row: Row) -> str | None:
+    """Why a conversation that ends with a question cannot be trained: its answer is another column."""
+    column = without_answer(row)
+    if column is None:
+        return None
+    answer = _column(row, (*_CHOSEN, *_ANSWERED))
+    return f"{column} ends with a question, and its answer is another column, {answer}: put it at the end of {column}"
+
+
+def _tells_nothing(column: str, rows: Sequence[Row]) -> bool:
+    """Whether a column names its row, or has the same text in all of the first rows. Nobody trains either alone."""
+    if _NAMES_ROW.search(column):
+        return True
+    texts = _values(column, rows)
+    same = len(texts) > 1 and len(texts) == len(rows) and len(set(texts)) == 1
+    return same and _plain(column) not in (*_ASKED, *_ANSWERED, *_ABOUT)
 
 
 def _usual_columns(row: Row) -> Verdict | None:
@@ -177,7 +220,8 @@ def _single_column(row: Row) -> Verdict | None:
         ("text", "text", "text"),
     ):
         columns = [column for column, value in row.items() if kind(value) == kind_wanted]
-        only_asks = kind_wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
+        asks = _column(row, _ASKED) or (columns and _role(columns[0]) == "question" and columns[0])
+        only_asks = kind_wanted != "turns" and columns[:1] == [asks]
         if len(columns) == 1 and not only_asks:
             because = f"{columns[0]} is the only column of {kind_wanted}"
             return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
@@ -190,9 +234,15 @@ def _two_texts(row: Row, rows: Sequence[Row]) -> Verdict | None:
         return None
     if (why := _no_answer(row, texts)) is not None:
         return Verdict("impossible", why)
+    roles = [_role(column) for column in texts]
+    if roles == ["answer", "answer"]:
+        return Verdict("impossible", f"{texts[0]} and {texts[1]} are both answers by their names; map them in a recipe")
     named = next((column for column in texts if _names_files(column, rows)), None)
     if named is not None:
         return Verdict("impossible", f"{named} names files or addresses, and what is in them is not read")
+    if roles[0] == "answer" or roles[1] == "question":
+        because = f"by its name, {texts[0]} is the answer" if roles[0] else f"by its name, {texts[1]} is the question"
+        return _pairs(row, texts[1], texts[0], f"{because}: look at the example", guessed=True)
     if _asks(texts[1], rows) and not _asks(texts[0], rows):
         because = f"most values of {texts[1]} end with a question mark; that {texts[0]} answers is a guess: "
         return _pairs(row, texts[1], texts[0], because + "look at the example", guessed=True)
@@ -207,6 +257,13 @@ def _no_answer(row: Row, texts: list[str]) -> str | None:
         return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {question} must be text"
     about = next((column for column in texts if _plain(column) in _ABOUT), None)
     return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
+
+
+def _role(column: str) -> str | None:
+    """`question` or `answer`, by a word in the name of a column; None where no word, or one of both kinds, says it."""
+    words = {word.lower() for word in _WORDS.findall(column)}
+    roles = [role for role, names in _ROLES.items() if words.intersection(names)]
+    return roles[0] if len(roles) == 1 else None
 
 
 def _asks(column: str, rows: Sequence[Row]) -> bool:

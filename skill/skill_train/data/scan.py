@@ -260,6 +260,16 @@ def _check_mapping(data_format: str, columns: dict[str, str], optional: list[str
                 got=name,
                 hint="references/datasets.md lists the columns of each format",
             )
+    twice = next((name for name, column in columns.items() if list(columns.values()).count(column) > 1), None)
+    if twice is not None:
+        both = " and ".join(name for name, column in columns.items() if column == columns[twice])
+        raise UsageError(
+            f"columns: {both} are both the column {columns[twice]!r}, so that one would be trained as the other",
+            code="bad_recipe",
+            expected="another column for each",
+            got=", ".join(f"{name}: {column}" for name, column in columns.items()),
+            hint="references/datasets.md lists the columns of each format",
+        )
 
 
 def complete(recipe: Recipe, detected: DetectedFormat, names: Collection[str]) -> DetectedFormat:

@@ -22,6 +22,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
 }
+_CONVERSATIONS = ("messages", "conversation", "conversations")
 ASKED_FOR = ("completion",)  # never detected in a dataset; a recipe must request it
 BARE = ("text", "completion", "prompt_completion")  # trained unchanged, without a chat template
 _SYSTEM = ("system", "system_prompt")
@@ -30,7 +31,7 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"system": _SYSTEM, "tools": ("tools",)},
     "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},
     "prompt_completion": {"system": _SYSTEM, "tools": ("tools",)},
-    "instruction": {"input": ("input", "context"), "system": _SYSTEM},
+    "instruction": {"input": ("input", "question", "query", "problem", "context"), "system": _SYSTEM},
     "question_answer": {"system": _SYSTEM, "tools": ("tools",)},
     "text": {},
     "completion": {},
@@ -70,11 +71,30 @@ class DetectedFormat(NamedTuple):
 def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     """The first format whose columns this row has. With `pictures` the model reads them, and so a column of them is one
     of the format's."""
+    apart = without_answer(row) is not None
     for name in COLUMNS:
-        columns = match(name, row, pictures=pictures) if name not in ASKED_FOR else None
+        known = name not in ASKED_FOR and not (apart and name in ("messages", "sharegpt"))
+        columns = match(name, row, pictures=pictures) if known else None
         if columns is not None:
             return DetectedFormat(name, columns, _reason(columns))
     return None
+
+
+def without_answer(row: Row) -> str | None:
+    """The column of a conversation that ends with a question after an earlier answer, where another column holds
+    answers: training would learn the earlier one, and never this one. None where there is none."""
+    answers = {
+        name for columns in COLUMNS.values() for name in columns.get("completion", ()) + columns.get("answer", ())
+    }
+    if not any(row.get(name) for name in (*answers, "output", "chosen")):
+        return None
+    return next((name for name in _CONVERSATIONS if _ends_with_question(row.get(name))), None)
+
+
+def _ends_with_question(value: Any) -> bool:
+    turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else []
+    roles = [turn.get("role") or turn.get("from") for turn in turns]
+    return roles[-1:] in (["user"], ["human"]) and ("assistant" in roles or "gpt" in roles)
 
 
 def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | None:
