@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from skill_train.commands.evaluate import draw_evaluation
+from skill_train.core.console import _screen
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figures
@@ -186,8 +187,6 @@ def test_a_prompt_that_is_cut_says_so() -> None:
 
 
 def test_a_person_sees_figures_intervals_and_answers() -> None:
-    from rich.console import Console
-
     base, tuned = measured("base", [20.0, 80.0], [0.0, 0.0]), measured("tuned", [2.0, 8.0], [1.0, 0.5])
     models = [figures(one, ASKED) for one in (base, tuned)]
     models.append(msgspec.structs.replace(models[0], name="small", loss=None, reason="it knows 5 tokens"))
@@ -206,8 +205,9 @@ def test_a_person_sees_figures_intervals_and_answers() -> None:
         seconds=1.0,
         finished_at="",
     )
-    out = io.StringIO()
-    draw_evaluation(Console(file=out, width=120), shown)
+    screen, out = _screen(), io.StringIO()  # as the command has it: a text is no markup
+    screen.file, screen.width = out, 120
+    draw_evaluation(screen, shown)
     seen = out.getvalue()
     for text in (
         "75.0%",
