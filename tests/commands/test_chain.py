@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import gguf_maker
 import shared_runs
+import tiny
 from one_command import answered
 from shared_runs import Chain
 from skill_train.gguf.export_files import model_of
@@ -110,6 +112,32 @@ def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) ->
     code, answer = answered("verify", run.path, "--out", tmp_path / "proof.json", "--tokens", 64)
     failed = [(check["name"], check["file"]) for check in answer["data"]["checks"] if check["verdict"] == "fail"]
     assert (code, failed) == (6, [("digest", file.name)])
+
+
+@pytest.mark.slow
+def test_a_file_of_a_model_folder_is_known_by_the_records_beside_it(tmp_path: Path) -> None:
+    """Wherever the proof goes. The other reference has the same weights in another file: what measures passes."""
+    model, other = (Path(shutil.copytree(tiny.cached("gemma"), tmp_path / name)) for name in ("model", "other"))
+    save_file(load_file(other / "model.safetensors"), other / "model.safetensors", {"format": "pt", "saved": "again"})
+    assert answered("export-gguf", model, "--out", tmp_path / "gguf", "--quant", "f16,q8_0")[0] == 0
+
+    def digests(reference: Path) -> tuple[int, list[str]]:
+        files = [word for kind in ("f16", "q8_0") for word in ("--gguf", tmp_path / "gguf" / f"model-{kind}.gguf")]
+        words = (*files, "--out", tmp_path / "away" / "proof.json", "--tokens", 64)
+        (tmp_path / "away").mkdir(exist_ok=True)
+        code, answer = answered("verify", "--reference", reference, *words)
+        found = [check for check in answer["data"]["checks"] if check["verdict"] != "pass"]
+        assert {check["name"] for check in found} <= {"digest"}, found
+        return code, [check["detail"] for check in found]
+
+    assert digests(model) == (0, [])
+    made_of = "the file that was exported, and its record says that it was made of another model than the reference"
+    assert digests(other) == (0, [made_of] * 2)
+    file = tmp_path / "gguf" / "model-q8_0.gguf"
+    written = file.read_bytes()
+    at = written.index(b"general.name") + len(b"general.name") + 4 + 8  # its type, its length
+    file.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+    assert digests(model) == (6, ["the file changed after it was exported"])
 
 
 @pytest.mark.slow

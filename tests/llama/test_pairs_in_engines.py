@@ -21,10 +21,10 @@ from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, Finding, NotChecked
+from skill_train.verify.check import Findings
 from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.engines.pictures import check_pair_in_engines, picture_questions
 from skill_train.verify.questions import questions_of
-from skill_train.verify.run_checks import Findings
 from skill_train.verify.sample_texts import Sample
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,9 @@ from gguf_faults import check_weights
 from skill_train.core.digests import file_digest
 from skill_train.llama import inference
 from skill_train.llama import template as templates
+from skill_train.verify.check import Findings
 from skill_train.verify.questions import MeasuredReference, questions_of
-from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, judge, own_templates, readable
+from skill_train.verify.run_checks import Draft, PreparedFiles, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
 

@@ -9,9 +9,10 @@ import pytest
 
 import gguf_bytes
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+from skill_train.verify.check import Findings
 from skill_train.verify.check_adapter import files_by_kind
 from skill_train.verify.check_header import check_file, check_types, file_type
-from skill_train.verify.run_checks import Findings, unquantized
+from skill_train.verify.run_checks import unquantized
 from skill_train.verify.sample_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h

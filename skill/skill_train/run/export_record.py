@@ -197,3 +197,16 @@ def outputs(run: Path, *steps: str) -> dict[str, ExportedFile]:
     """Every file that the records of these steps, or of all of them, name in a folder, by its name there."""
     files = [run / f"{step}.json" for step in steps or ("convert", "quantize", "mmproj", "lora_gguf")]
     return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}
+
+
+def converted_from(file: Path) -> dict[str, FileDigest]:
+    """The files of the model that a GGUF file was converted from, as the records beside it say; empty if unknown."""
+    convert, quantize = (file.with_name(f"{step}.json") for step in ("convert", "quantize"))
+    if not convert.is_file():
+        return {}
+    made = read(convert)
+    quantized = read(quantize) if quantize.is_file() else None
+    sources = {source["sha256"] for source in quantized.inputs.values()} if quantized else set()
+    of_these = quantized is not None and file.name in quantized.outputs
+    known = file.name in made.outputs or (of_these and sources <= {each["sha256"] for each in made.outputs.values()})
+    return made.inputs if known else {}

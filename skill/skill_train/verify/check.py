@@ -1,11 +1,18 @@
-"""Verdicts, the check that counts faults, and words that several checks share."""
+"""Verdicts, what was found so far, the check that counts faults, and words that several checks share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
+
+from skill_train.core.digests import FileDigest
+from skill_train.core.errors import SkillTrainError
+from skill_train.run import export_record
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check
+from skill_train.run.verify_record import Check, Finding, NotChecked
 
 _ORDER: tuple[Verdict, ...] = ("pass", "warn", "fail")
 
@@ -35,3 +42,54 @@ def problems(name: str, file: str, faults: list[str], *, looked_at: int, good: s
     """A check that counts faults. One fault fails it, and its detail names the first three."""
     figures = {"looked_at": looked_at}
     return Check(name, file, "fail" if faults else "pass", len(faults), 0, first_few(faults) or good, figures)
+
+
+@dataclass
+class Findings:
+    """The checks made so far, and those that could not be made."""
+
+    checks: list[Check] = field(default_factory=list)
+    not_checked: list[NotChecked] = field(default_factory=list)
+
+    def add(self, *findings: Finding) -> None:
+        for finding in findings:
+            if isinstance(finding, Check):
+                self.checks.append(finding)
+            else:
+                self.not_checked.append(finding)
+
+    def doubt_tuned(self, exports: object) -> None:
+        """Says first, where `tuned` does not pass, that the export did not make this file."""
+        why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict == "fail"}
+        why |= {one.file: one.reason for one in self.not_checked if one.name == "digest" and exports}
+        for place, one in enumerate(self.checks):
+            if one.name == "tuned" and one.verdict != "pass" and one.file in why:
+                detail = f"{why[one.file]}, and may hold another tuning; if it is this one: {one.detail}"
+                self.checks[place] = msgspec.structs.replace(one, detail=detail)
+
+    def doubt_source(self, files: list[Path], reference: dict[str, FileDigest]) -> None:
+        """Warns of a file that was converted from another model than the reference, as the records beside it say."""
+        other = {file.name for file in files if _weights(export_record.converted_from(file)) - _weights(reference)}
+        for place, one in enumerate(self.checks):
+            if one.name == "digest" and one.verdict == "pass" and one.file in other:
+                detail = f"{one.detail}, and its record says that it was made of another model than the reference"
+                self.checks[place] = msgspec.structs.replace(one, verdict="warn", detail=detail)
+
+    def leave_out(self, file: str, reason: str) -> None:
+        """Reports a file that is not judged. The verdict of the proof is then not a pass."""
+        self.add(
+            Check("file", file, "warn", "not checked", "checked", reason),
+            NotChecked("everything else", file, reason),
+        )
+
+    def cannot_run(self, file: str, error: SkillTrainError, what: str) -> None:
+        """Reports a file that llama.cpp refuses, or crashes on."""
+        self.add(
+            Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"),
+            NotChecked("everything else", file, f"llama.cpp cannot run {what}"),
+        )
+
+
+def _weights(model: dict[str, FileDigest]) -> set[str]:
+    """The sha256 of the files of weights."""
+    return {digest["sha256"] for name, digest in model.items() if name.endswith(".safetensors")}

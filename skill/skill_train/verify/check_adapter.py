@@ -24,9 +24,9 @@ from skill_train.model.weight_files import stored_tensors
 from skill_train.run.folder import require_space
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits
-from skill_train.verify.check import problems
+from skill_train.verify.check import Findings, problems
 from skill_train.verify.questions import MeasuredReference
-from skill_train.verify.run_checks import Findings, export_records, job_of
+from skill_train.verify.run_checks import export_records, job_of
 from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.adapter import check_lora_weights
 
@@ -66,6 +66,7 @@ def judge_adapters(
         folder: temporary; the base's GGUF file is written there.
     """
     base: GgufFile | SkillTrainError | None = None
+    exports = export_records(run, [gguf.path for gguf in adapters])
     for gguf in adapters:
         name = gguf.path.name
         if reference.adapter is None:
@@ -74,7 +75,7 @@ def judge_adapters(
         base = base or _base_file(reference.folder, folder)
         findings.add(
             check_header.check_file(gguf),
-            check_header.check_digest(gguf, digests[name], export_records(run).get(name)),
+            check_header.check_digest(gguf, digests[name], exports.get(name)),
             _check_types(gguf),
             _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest
-from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, VerificationFailed
+from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.core.worker import ending
 from skill_train.llama import inference
 from skill_train.llama.gguf_header import GgufFile, read_gguf
@@ -23,6 +24,7 @@ from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits, check_template, template_branches
+from skill_train.verify.check import Findings
 from skill_train.verify.check_template import OwnRendering
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, with_other_prompts
 from skill_train.verify.metadata.check import check_metadata, check_window
@@ -38,44 +40,6 @@ _ROOM = 8  # tokens of context to spare
 _AT_ONCE = 2  # files; at 0.5B on 2 cores two take 4.2 s, three took 5 to 9 s
 _WORK_BYTES = 700_000_000  # of Python, and of llama.cpp for 128 tokens and a vocabulary of 152,000
 _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
-
-
-@dataclass
-class Findings:
-    """The checks made so far, and those that could not be made."""
-
-    checks: list[Check] = field(default_factory=list)
-    not_checked: list[NotChecked] = field(default_factory=list)
-
-    def add(self, *findings: Finding) -> None:
-        for finding in findings:
-            if isinstance(finding, Check):
-                self.checks.append(finding)
-            else:
-                self.not_checked.append(finding)
-
-    def doubt_tuned(self, exports: object) -> None:
-        """Says first, where `tuned` does not pass, that the export did not make this file."""
-        why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict == "fail"}
-        why |= {one.file: one.reason for one in self.not_checked if one.name == "digest" and exports}
-        for place, one in enumerate(self.checks):
-            if one.name == "tuned" and one.verdict != "pass" and one.file in why:
-                detail = f"{why[one.file]}, and may hold another tuning; if it is this one: {one.detail}"
-                self.checks[place] = msgspec.structs.replace(one, detail=detail)
-
-    def leave_out(self, file: str, reason: str) -> None:
-        """Reports a file that is not judged. The verdict of the proof is then not a pass."""
-        self.add(
-            Check("file", file, "warn", "not checked", "checked", reason),
-            NotChecked("everything else", file, reason),
-        )
-
-    def cannot_run(self, file: str, error: SkillTrainError, what: str) -> None:
-        """Reports a file that llama.cpp refuses, or crashes on."""
-        self.add(
-            Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"),
-            NotChecked("everything else", file, f"llama.cpp cannot run {what}"),
-        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +76,8 @@ def judge(
     llama.cpp runs two files at once if memory has room for them, because parts of a run use one core only. On two
     cores, a third file would only make the others wait.
     """
-    exports, files, count = export_records(run), prepared.files, len(prepared.digests)
+    files, count = prepared.files, len(prepared.digests)
+    exports = export_records(run, [gguf.path for gguf in files])
     plain = unquantized(files)
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
@@ -235,9 +200,12 @@ def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
     return files
 
 
-def export_records(run: Path) -> dict[str, ExportedFile]:
-    """The digests that the export steps recorded, by file name."""
-    return {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
+def export_records(run: Path, files: Iterable[Path]) -> dict[str, ExportedFile]:
+    """What the export steps recorded of files, by their names: those of the run, and those beside a file, wherever the
+    proof goes."""
+    recorded = {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
+    beside = {file.name: export_record.outputs(file.parent).get(file.name) for file in files}
+    return recorded | {name: exported for name, exported in beside.items() if exported is not None}
 
 
 def _judge_static(

@@ -36,7 +36,7 @@ from skill_train.run.evaluate_record import rows_digest
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
-from skill_train.verify.check import worst
+from skill_train.verify.check import Findings, worst
 from skill_train.verify.check_adapter import files_by_kind, judge_adapters
 from skill_train.verify.check_header import check_digest
 from skill_train.verify.engines.check import engine_versions
@@ -52,7 +52,6 @@ from skill_train.verify.reference_answers import (
 )
 from skill_train.verify.run_checks import (
     Draft,
-    Findings,
     PreparedFiles,
     draft_of,
     export_records,
@@ -102,7 +101,8 @@ class VerifyRequest:
         base: the model that the adapter was trained on. It shows that the files hold the tuned model. None skips that.
         ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
-        run: the folder with the records of the merge and of the export; None: the folder of `record`.
+        run: the folder with the records of the merge and of the export, beside those that lie beside a file; None: the
+            folder of `record`.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
@@ -166,10 +166,13 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(reference, findings, run, prepared, warn, progress)
             judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, Path(scratch))
-            findings.doubt_tuned(export_records(run))
+            exports = export_records(run, request.ggufs)
+            findings.doubt_tuned(exports)
+            if request.run is None:
+                findings.doubt_source(request.ggufs, scope.inputs.reference)
         for gguf in projectors:
             name = gguf.path.name
-            findings.add(check_digest(gguf, scope.inputs.ggufs[name], export_records(run).get(name)))
+            findings.add(check_digest(gguf, scope.inputs.ggufs[name], exports.get(name)))
         picture_questions = judge_projectors(projectors, files, request, findings, progress)
         judge_in_engines(
             InEngines(engines, reference, held_out, files, projectors, picture_questions), findings, progress

@@ -11,11 +11,11 @@ from skill_train.llama.pictures.compare import Pair
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import NotChecked
+from skill_train.verify.check import Findings
 from skill_train.verify.engines.check import check_engines
 from skill_train.verify.engines.pictures import check_pair_in_engines, picture_questions
 from skill_train.verify.engines.questions import engine_questions
 from skill_train.verify.questions import Questions
-from skill_train.verify.run_checks import Findings
 
 
 @dataclass(frozen=True)
