@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -171,3 +172,16 @@ def test_a_person_sees_a_table(first: Path, tmp_path: Path) -> None:
     assert shown.code == 6
     assert "two runs: different" in shown.stdout and "recipe.lora_r" in shown.stdout
     assert "warning: trainer: only run A has a record" in shown.stderr and "different_recipe" not in shown.stdout
+
+
+def test_files_that_are_no_longer_those_of_the_records_are_not_compared_by_them(first: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(first, tmp_path / "other"))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        file = other / "adapter" / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        answer = compared(first, other, exits=2)
+        assert answer["error"]["code"] == "output_changed" and name in answer["error"]["message"]
+        file.write_bytes(whole)
+    shutil.rmtree(other / "adapter")  # as of a job whose files were not fetched: the records are what there is
+    assert compared(first, other, exits=0)["data"]["same_weights"] is True

@@ -13,7 +13,8 @@ from skill_train.commands._command import PATH, argument, command
 from skill_train.commands._drawing import folding_table
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
-from skill_train.run.compare_runs import Comparison, compare, read_run
+from skill_train.run.begun import require_as_trained
+from skill_train.run.compare_runs import ComparedRun, Comparison, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -29,7 +30,7 @@ class DiffOptions:
 @command(DiffOptions, "skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json")
 def diff(options: DiffOptions, console: Console) -> Result:
     """Compare two runs: the recipes must be equal, the machines may differ."""
-    a, b = (read_run(_opened(path)) for path in (options.run_a, options.run_b))
+    a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
     comparison = compare(a, b)
     for reason in comparison.not_compared:
         console.warn("not_compared", reason)
@@ -104,6 +105,15 @@ def _opened(path: Path) -> RunDir:
             hint=f"skill-train pull {quoted(path)}",
         )
     return open_run(path)
+
+
+def _read(run: RunDir) -> ComparedRun:
+    """What is compared. The weights are compared by their records, so those that are there must be as recorded."""
+    compared = read_run(run)
+    if compared.train is not None:
+        there = [name for name in compared.train.outputs if (run.path / name).exists()]
+        require_as_trained(run, compared.train, there)
+    return compared
 
 
 def _draw(rich: Any, comparison: Comparison) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from skill_train.core.digests import file_digest
@@ -92,10 +92,19 @@ def trained(run: RunDir) -> TrainRecord:
         )
     record = train_record.read(run.record("train"))
     require_trained_recipe(run, record)
-    for name, digest in record.outputs.items():
-        hint = f"put the trained file back, or move {quoted(run.record('train'))} away and train again"
-        require_unchanged(run.path / name, digest, run.record("train"), hint)
+    require_as_trained(run, record, list(record.outputs))
     return record
+
+
+def require_as_trained(run: RunDir, record: TrainRecord, names: Iterable[str]) -> None:
+    """Refuses one of these files of a run that is not the one that was trained.
+
+    Raises:
+        UsageError: it is missing, or has another content.
+    """
+    hint = f"put the trained file back, or move {quoted(run.record('train'))} away and train again"
+    for name in names:
+        require_unchanged(run.path / name, record.outputs[name], run.record("train"), hint)
 
 
 def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
