@@ -215,3 +215,28 @@ def test_nothing_is_written_into_the_adapter(work: Path) -> None:
         with pytest.raises(UsageError, match="inside the adapter's folder") as caught:
             inspect.unwrap(command.merge.callback)(options, Console("quiet", "merge"))
         assert caught.value.code == "bad_usage" and sorted((work / "run").rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_merged_folder_that_was_changed_is_neither_exported_nor_a_reference(work: Path, name: str) -> None:
+    merged(work, work / "base")
+    file = work / "out" / name
+    whole = file.read_bytes()
+    file.write_bytes(whole + b" " if name == "config.json" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    export = one_command.called("export-gguf", work / "out", "--quant", "f16", "--format", "json")
+    assert (export.code, export.answer["error"]["code"]) == (2, "output_changed")
+    assert str(file) in export.answer["error"]["message"] and not (work / "out-gguf").exists()
+    assert verified(work, "base") == ("output_changed", False)
+    (work / "out.merge.json").unlink()  # as the hint says, where the change is meant
+    assert verified(work, "base")[0] == "missing_file"
+
+
+def test_a_record_that_was_copied_with_its_folder_does_not_vouch_for_the_copy(work: Path) -> None:
+    merged(work, work / "base")
+    shutil.copytree(work / "out", work / "copy")
+    shutil.copyfile(work / "out.merge.json", work / "copy.merge.json")
+    (work / "copy" / "config.json").unlink()
+    words = ("--base", work / "base", "--adapter", work / "run" / "adapter", "--out", work / "copy")
+    done = one_command.called("merge", *words, "--format", "json")
+    assert (done.code, done.answer["error"]["code"]) == (2, "output_exists")
+    assert "describes another folder" in done.answer["error"]["message"]

@@ -10,10 +10,11 @@ from typing import Any
 from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Console
 from skill_train.core.digests import FileDigest
+from skill_train.core.errors import quoted
 from skill_train.core.files import write_text
-from skill_train.run import export_record
+from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import ExportedFile
-from skill_train.run.folder import RunDir, renamed_aside, set_aside
+from skill_train.run.folder import RunDir, renamed_aside, require_unchanged, set_aside
 
 
 class ListedFile(FileDigest):
@@ -69,6 +70,19 @@ def beside(folder: Path, ending: str) -> Path:
 
 def merge_record_of(out: Path) -> Path:
     return RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
+
+
+def require_as_merged(folder: Path) -> None:
+    """Refuses a model folder in which a file is no longer the one that the record of its merge describes.
+
+    Raises:
+        UsageError: one was replaced, edited or removed.
+    """
+    record = merge_record_of(folder)
+    outputs = merge_record.read(record).outputs if record.is_file() else {}
+    hint = f"merge again into another --out; or, if the change is meant, move {quoted(record)} away"
+    for name, digest in outputs.items():
+        require_unchanged(folder / Path(name).name, digest, record, hint)
 
 
 def slug(path: Path) -> str:

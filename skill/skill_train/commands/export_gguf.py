@@ -29,7 +29,15 @@ from skill_train.commands._export_answer import (
     require_file_for_modelfile,
     result_of,
 )
-from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug, write_modelfile
+from skill_train.commands._outputs import (
+    beside,
+    listed,
+    put_aside,
+    recorded_name,
+    require_as_merged,
+    slug,
+    write_modelfile,
+)
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._shipping import ExportOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
@@ -116,6 +124,7 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
             expected="skill-train export-gguf RUN --lora",
             hint=f"skill-train export-gguf {quoted(model)}",
         )
+    require_as_merged(model)
     out = options.out or beside(model, "-gguf")
     require_no_run(out, f"skill-train export-gguf {quoted(model)}")
     matrix = MatrixOrder(options.imatrix, None)

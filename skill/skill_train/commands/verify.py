@@ -12,7 +12,7 @@ import msgspec
 from skill_train.commands._base_model import base_folder, base_of
 from skill_train.commands._command import MOST_COUNTED, PATH, Whole, argument, command, option, require_only_run
 from skill_train.commands._drawing import STYLE, figure, folding_table
-from skill_train.commands._outputs import merge_record_of
+from skill_train.commands._outputs import merge_record_of, require_as_merged
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.gguf.export_files import model_of, recorded, unread
@@ -71,6 +71,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
     from skill_train.verify.step import PictureContext, VerifyRequest
 
     reference, base = base_folder(options.reference), base_folder(options.base) if options.base else None
+    require_as_merged(reference)
     if base is not None:
         from skill_train.merge.named_base import require_base_of
 

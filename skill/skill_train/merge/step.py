@@ -153,6 +153,16 @@ def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: Mer
     """The result of `finished_record`, which needs digests of all inputs. Skips them if nothing can be finished."""
     if not record.is_file() and not note_of(out, record).is_file():
         return None
+    named = records.read(record, MergeRecord).outputs if record.is_file() else {}
+    other = next((name for name in named if (record.parent / name).parent.name != out.name), None)
+    if other is not None:
+        raise UsageError(
+            f"{record} describes another folder than {out}",
+            code="output_exists",
+            expected=f"a record of files in {out.name}",
+            got=other,
+            hint=f"move {quoted(record)} and {quoted(out)} away, or use another --out",
+        )
     return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, result=out)
 
 
