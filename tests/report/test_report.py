@@ -5,6 +5,7 @@ Its records are real; only the folder is one of an imagined user, with a space i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -92,6 +93,23 @@ def test_what_lies_in_the_run_is_held_against_the_proof(tmp_path: Path) -> None:
     shutil.rmtree(run / "gguf")
     text = make(run).text
     assert "files, by the records alone" in text and "None of the files is here." in text
+
+
+def test_a_proof_that_found_an_exchanged_file_is_not_said_to_be_of_other_files(tmp_path: Path) -> None:
+    """To verify again would change nothing."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    (run / "metrics.jsonl").unlink()
+    file = run / "gguf" / "run-q8_0.gguf"
+    file.write_bytes(file.read_bytes()[:-64] + bytes(64))
+    proof = json.loads((run / "verify.json").read_text())
+    proof["inputs"]["ggufs"][file.name]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    for check in proof["checks"]:
+        if (check["name"], check["file"]) == ("digest", file.name):
+            check |= {"verdict": "fail", "detail": "the file changed after it was exported"}
+    edit(run, "verify", inputs=proof["inputs"], checks=proof["checks"], verdict="fail")
+    text = make(run).text
+    assert "Not proven" in text and f"{file.name} digest: the file changed after it was exported" in text
+    assert "The proof is of other files" not in text
 
 
 def _without(run: Path, name: str) -> Any:

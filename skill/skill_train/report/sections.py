@@ -93,7 +93,10 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
 
 def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     """Files that changed after the proof, on the disk or by their records, or that it did not read."""
-    because = [f"{file} is not the one that was verified: the file was replaced" for file in run.replaced]
+    # Of a file that was exchanged before the proof, the proof itself says so.
+    exchanged = {check.file for check in proof.checks if check.name == "digest" and check.verdict == "fail"}
+    replaced = [file for file in run.replaced if file not in exchanged]
+    because = [f"{file} is not the one that was verified: the file was replaced" for file in replaced]
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
             because.append(f"{folder}/ is not the one that was verified")
@@ -101,7 +104,7 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
         verified = proof.inputs.ggufs.get(file)
         if verified is None:
             because += [] if file in run.gone else [f"{file} was exported and not verified"]
-        elif verified["sha256"] != run[step].get("outputs", name, "sha256"):
+        elif file not in exchanged and verified["sha256"] != run[step].get("outputs", name, "sha256"):
             because.append(f"{file} is not the one that was verified")
     return because
 
