@@ -226,6 +226,8 @@ def _verify(console: Console, request: VerifyRequest, following: list[str]) -> R
             console.warn("verdict_warn", f"{check.file}: {check.name}: {check.detail}")
     if request.base is None:
         console.warn("no_base", "without --base, `verify` may not notice that a coarse type has lost a small fine-tune")
+    elif unused := next((one.reason for one in proof.not_checked if one.name == "tuned"), ""):
+        console.warn("no_base", f"the share of the tuning was not measured: {unused}")
     return Result(
         data,
         human=lambda rich: _draw(rich, proof),
