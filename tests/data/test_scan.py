@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skill_train.core.errors import UsageError
+from skill_train.data import errors
 from skill_train.data import scan as dataset
 from skill_train.data.inspect import inspect_dataset
 from skill_train.facts import DatasetFacts
@@ -439,3 +440,9 @@ def test_two_names_of_a_format_are_two_columns(data_format: str, columns: dict[s
     with pytest.raises(UsageError, match="are both the column 'a'") as caught:
         dataset.find_format(Recipe(data="rows.jsonl", format=data_format, columns=columns), {"a": "1", "b": "2"})
     assert caught.value.code == "bad_recipe"
+
+
+def test_the_command_that_leaves_rows_out_cuts_them_as_the_recipe_does() -> None:
+    """A row without anything to learn within 256 tokens may have something within 1024."""
+    assert " --max-length 256 --fix " in errors.leave_out(Recipe(data="rows.jsonl", max_length=256))
+    assert "--max-length" not in errors.leave_out(Recipe(data="rows.jsonl"))

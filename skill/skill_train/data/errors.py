@@ -144,6 +144,7 @@ def leave_out(recipe: Recipe) -> str:
     here."""
     split = ["--split", recipe.split] if recipe.split != Recipe.split else []
     split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
+    split += ["--max-length", str(recipe.max_length)] if recipe.max_length != Recipe.max_length else []
     fixed = read_rows.free_name(Path(recipe.data))
     if recipe.format or recipe.columns:
         words = shlex.join([recipe.data, *split, "--fix", fixed])

@@ -280,7 +280,7 @@ def finished_record(
     if not any((path.parent / name).exists() for name in record.outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
     for name, digest in record.outputs.items():
-        hint = f"move {quoted(path)} away and run the step again"
+        hint = f"move {quoted(path)} and what it made away, and run the step again{or_another_out(path)}"
         require_unchanged(path.parent / name, digest, path, hint)
     return record
 
