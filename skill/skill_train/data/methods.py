@@ -174,11 +174,12 @@ def _answer_apart(row: Row) -> str | None:
 
 
 def _tells_nothing(column: str, rows: Sequence[Row]) -> bool:
-    """Whether a column names its row, or has the same text in all of the first rows. Nobody trains either alone."""
+    """Whether a column names its row, or has the same text in all of the first rows, which differ. Nobody trains either
+    alone."""
     if _NAMES_ROW.search(column):
         return True
     texts = _values(column, rows)
-    same = len(texts) > 1 and len(texts) == len(rows) and len(set(texts)) == 1
+    same = len(texts) == len(rows) and len(set(texts)) == 1 and any(row != rows[0] for row in rows)
     return same and _plain(column) not in (*_ASKED, *_ANSWERED, *_ABOUT)
 
 
