@@ -446,3 +446,13 @@ def test_the_command_that_leaves_rows_out_cuts_them_as_the_recipe_does() -> None
     """A row without anything to learn within 256 tokens may have something within 1024."""
     assert " --max-length 256 --fix " in errors.leave_out(Recipe(data="rows.jsonl", max_length=256))
     assert "--max-length" not in errors.leave_out(Recipe(data="rows.jsonl"))
+
+
+@pytest.mark.parametrize("answer", [{"chosen": "Here.", "rejected": "There."}, {"response": "Here."}])
+def test_a_conversation_whose_answer_is_another_column_is_refused(answer: dict[str, str], tmp_path: Path) -> None:
+    """`--fix` keeps no answer of it, so the hint does not name it."""
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    write_data(tmp_path, [{"messages": turns, **answer}])
+    with pytest.raises(UsageError, match="messages ends with a question, and its answer is another column") as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    assert caught.value.hint == "put it at the end of messages"
