@@ -160,6 +160,7 @@ def test_what_would_train_the_wrong_text_is_refused(row: dict[str, Any]) -> None
         ("customer", "agent"),
         ("message", "reply"),
         ("Frage", "Antwort"),
+        ("FRAGE", "ANTWORT"),
         ("f", "reply_2"),
     ],
 )
@@ -168,6 +169,12 @@ def test_words_in_names_tell_the_answer_whatever_the_order(asked: str, answered:
         rows = [{name: f"{name} {number}" for name in names} for number in range(3)]
         found = judge(rows[0], None, rows)["sft"]
         assert list(found.columns.values()) == [asked, answered] and found.verdict == "needs_mapping"
+
+
+@pytest.mark.parametrize("name", ["paid", "Android", "valid_text"])
+def test_a_name_that_only_ends_like_an_id_is_a_text(name: str) -> None:
+    rows = [{name: f"Word {number}."} for number in range(3)]
+    assert judge(rows[0], None, rows)["sft"].columns == {"text": name}
 
 
 def test_an_instruction_is_asked_with_its_question() -> None:

@@ -455,4 +455,4 @@ def test_a_conversation_whose_answer_is_another_column_is_refused(answer: dict[s
     write_data(tmp_path, [{"messages": turns, **answer}])
     with pytest.raises(UsageError, match="messages ends with a question, and its answer is another column") as caught:
         dataset.scan(Recipe(data="rows.jsonl"))
-    assert caught.value.hint == "put it at the end of messages"
+    assert "put it at the end of messages" in caught.value.message and "--fix" not in caught.value.hint

@@ -116,7 +116,10 @@ def test_from_the_adapter_to_a_proof(commands: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["vocab_size"] == 704
     run("export-gguf", "merged", "--quant", "f16", "--out", "gguf")
     file = next((tmp_path / "gguf").glob("*.gguf"))
-    assert run("verify", "--reference", "merged", "--base", base, "--gguf", file)["data"]["verdict"] == "pass"
+    proven = run("verify", "--reference", "merged", "--base", base, "--gguf", file)
+    assert proven["data"]["verdict"] == "pass"
+    (unused,) = proven["warnings"]
+    assert unused["code"] == "no_base" and "the base knows" in unused["message"]
 
 
 def test_a_file_that_lacks_them_fails(tmp_path: Path) -> None:

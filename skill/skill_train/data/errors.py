@@ -17,7 +17,7 @@ from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, numbered_lines
 from skill_train.program.tables.shape import is_message, old_encoding, utf16
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat, without_answer
+from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat, answer_apart
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -49,8 +49,8 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
         if Path(recipe.data).exists():
             hint = f"keep the chosen answers: skill-train data {quoted(recipe.data)} --fix SFT.jsonl"
-    if isinstance(names, dict) and (column := without_answer(names)) is not None:
-        why, hint = f"{column} ends with a question, and its answer is another column", f"put it at the end of {column}"
+    if isinstance(names, dict) and (apart := answer_apart(names)) is not None:
+        why, hint = apart, WHOLE_CHAT
     path = Path(recipe.data)
     if path.is_file() and path.stat().st_size < LINE_BYTES and (command := rewriting_command(path)):
         hint = f"{command}, and {hint}"

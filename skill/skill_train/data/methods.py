@@ -21,9 +21,9 @@ from skill_train.recipe.formats import (
     PICTURE_COLUMNS,
     PICTURED,
     DetectedFormat,
+    answer_apart,
     detect,
     kind,
-    without_answer,
 )
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
@@ -60,8 +60,8 @@ _ROLES = {
         "reponse", "réponse", "risposta", "resposta", "antwoord",
     ),
 }  # fmt: skip
-_WORDS = re.compile(r"[^\W\d_]+?(?=[A-Z]|[\W\d_]|$)")
-_NAMES_ROW = re.compile(r"(?:^|[\W_])(?:id|uuid|guid)$|[a-z](?:Id|ID|Uuid|UUID)$", re.IGNORECASE)
+_WORDS = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+")
+_NAMES_ROW = ("id", "uuid", "guid")  # the last word of a column that only tells rows apart
 _LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 
@@ -124,7 +124,7 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         return Verdict("ready", because, detected.columns, detected.format)
     if is_message(row):
         return Verdict("impossible", ONE_MESSAGE)
-    if (apart := _answer_apart(row)) is not None:
+    if (apart := answer_apart(row)) is not None:
         return Verdict("impossible", apart)
     told = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
     for suggest in (_usual_columns, _chosen_answers, _odd_names):
@@ -164,19 +164,10 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
     return replace(verdict, columns=verdict.columns | {"images": column})
 
 
-def _answer_apart(row: Row) -> str | None:
-    """Why a conversation that ends with a question cannot be trained: its answer is another column."""
-    column = without_answer(row)
-    if column is None:
-        return None
-    answer = _column(row, (*_CHOSEN, *_ANSWERED))
-    return f"{column} ends with a question, and its answer is another column, {answer}: put it at the end of {column}"
-
-
 def _tells_nothing(column: str, rows: Sequence[Row]) -> bool:
     """Whether a column names its row, or has the same text in all of the first rows, which differ. Nobody trains either
     alone."""
-    if _NAMES_ROW.search(column):
+    if _words(column)[-1:] in ([word] for word in _NAMES_ROW):
         return True
     texts = _values(column, rows)
     same = len(texts) == len(rows) and len(set(texts)) == 1 and any(row != rows[0] for row in rows)
@@ -262,9 +253,13 @@ def _no_answer(row: Row, texts: list[str]) -> str | None:
 
 def _role(column: str) -> str | None:
     """`question` or `answer`, by a word in the name of a column; None where no word, or one of both kinds, says it."""
-    words = {word.lower() for word in _WORDS.findall(column)}
-    roles = [role for role, names in _ROLES.items() if words.intersection(names)]
+    roles = [role for role, names in _ROLES.items() if set(_words(column)).intersection(names)]
     return roles[0] if len(roles) == 1 else None
+
+
+def _words(column: str) -> list[str]:
+    """The words of a name such as `ticket_id`, `ticketId` or `TICKET ID`, in lower case."""
+    return [word.lower() for word in _WORDS.findall(column)]
 
 
 def _asks(column: str, rows: Sequence[Row]) -> bool:

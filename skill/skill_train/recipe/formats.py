@@ -71,7 +71,7 @@ class DetectedFormat(NamedTuple):
 def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     """The first format whose columns this row has. With `pictures` the model reads them, and so a column of them is one
     of the format's."""
-    apart = without_answer(row) is not None
+    apart = answer_apart(row) is not None
     for name in COLUMNS:
         known = name not in ASKED_FOR and not (apart and name in ("messages", "sharegpt"))
         columns = match(name, row, pictures=pictures) if known else None
@@ -80,15 +80,17 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     return None
 
 
-def without_answer(row: Row) -> str | None:
-    """The column of a conversation that ends with a question after an earlier answer, where another column holds
-    answers: training would learn the earlier one, and never this one. None where there is none."""
+def answer_apart(row: Row) -> str | None:
+    """Why a conversation that ends with a question after an earlier answer is not trained, where another column holds
+    its answer: training would learn the earlier one, and never this one. None for other rows."""
     answers = {
         name for columns in COLUMNS.values() for name in columns.get("completion", ()) + columns.get("answer", ())
     }
-    if not any(row.get(name) for name in (*answers, "output", "chosen")):
+    answer = next((name for name in row if row[name] and name in (*answers, "output", "chosen")), None)
+    column = next((name for name in _CONVERSATIONS if _ends_with_question(row.get(name))), None)
+    if answer is None or column is None:
         return None
-    return next((name for name in _CONVERSATIONS if _ends_with_question(row.get(name))), None)
+    return f"{column} ends with a question, and its answer is another column, {answer}: put it at the end of {column}"
 
 
 def _ends_with_question(value: Any) -> bool:
