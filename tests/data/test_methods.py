@@ -99,7 +99,14 @@ def test_the_mapping_is_recipe_lines(row: dict[str, Any], lines: list[str]) -> N
 def test_a_mapping_by_the_order_of_columns_is_called_a_guess() -> None:
     verdict = judge({"Frage": "a", "Antwort": "b"}, None)["sft"]
     assert verdict.guessed
-    assert "guess" in verdict.because
+    assert verdict.because.endswith("that Frage is asked and Antwort answers is a guess: look at the example")
+
+
+def test_names_of_columns_that_read_like_a_row_are_told() -> None:
+    """Of a table without a header, whose first row would be lost."""
+    verdict = judge({"Where is my bill?": "Can I pay by card?", "Below Account": "Yes, we take all cards."}, None)["sft"]
+    assert verdict.guessed
+    assert "these names read like a row" in verdict.because
 
 
 def test_a_prompt_of_another_kind_than_the_answers_is_left_out() -> None:

@@ -20,7 +20,7 @@ from skill_train.data import read_rows
 from skill_train.data.scan import scan
 from skill_train.hub.rows.first_rows import numbered
 from skill_train.program.events import Refused
-from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows
+from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows, lines_of
 from skill_train.recipe.fields import Recipe
 
 ROW = {"prompt": "a", "completion": "b"}
@@ -313,6 +313,15 @@ def test_other_tables_of_pandas_are_their_rows(tmp_path: Path, orient: Any) -> N
 def test_a_broken_split_table_is_not_read_as_one(tmp_path: Path, table: dict[str, Any]) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(table))
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [table]
+
+
+@pytest.mark.parametrize("quoted", ["answer", '"answer"'])
+def test_the_header_of_a_second_table_is_no_row(tmp_path: Path, quoted: str) -> None:
+    """Of two files that were joined with `cat`."""
+    (tmp_path / "rows.csv").write_text(f"question,answer\nWarm?,Yes.\nquestion,{quoted}\nCold?,No.\n")
+    assert [type(row) for _, row, _ in lines_of(tmp_path / "rows.csv")] == [dict, Broken, dict]
+    with pytest.raises(Refused, match="line 3 of .*rows.csv repeats the header"):
+        list(iter_rows(str(tmp_path / "rows.csv"), split="train"))
 
 
 _CHAT = [{"role": "user", "content": "Warm?"}, {"role": "assistant", "content": "Yes."}]

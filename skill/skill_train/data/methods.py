@@ -40,6 +40,7 @@ _ANSWERED = (
 )  # fmt: skip
 _QUESTIONS = ("question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage")
 _QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # without the Greek one, a semicolon, because code ends with it
+_ENDS = (*_QUESTION_MARKS, ".", "!", "。", "！", "।", "۔")  # of a sentence
 _FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
 _ABOUT = ("context", "passage", "background", "evidence", "paragraph")
 _CHOSEN = (
@@ -239,6 +240,8 @@ def _two_texts(row: Row, rows: Sequence[Row]) -> Verdict | None:
         because = f"most values of {texts[1]} end with a question mark; that {texts[0]} answers is a guess: "
         return _pairs(row, texts[1], texts[0], because + "look at the example", guessed=True)
     because = f"two text columns; that {texts[0]} is asked and {texts[1]} answers is a guess: look at the example"
+    if any(column.endswith(_ENDS) for column in texts):
+        because += "; these names read like a row: a table begins with the names of its columns"
     return _pairs(row, texts[0], texts[1], because, guessed=True)
 
 
