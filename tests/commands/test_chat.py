@@ -86,6 +86,13 @@ def test_each_model_of_a_run_answers_as_transformers_does(commands: Commands, ru
     assert f16["device"] == merged["device"] == "cpu"
 
 
+def test_two_files_of_one_name_are_told_apart(commands: Commands, run: Path, tmp_path: Path) -> None:
+    file = run / "gguf" / "run-q8_0.gguf"
+    copy = Path(shutil.copy(file, tmp_path))
+    both = answers(commands, file, "--prompt", QUESTION, "--max-tokens", 1, "--compare", copy)
+    assert [each["model"] for each in both] == [str(file), str(copy)]
+
+
 def test_where_it_ran_is_said_and_a_gpu_that_is_not_here_is_refused(commands: Commands, run: Path) -> None:
     words = ("--prompt", QUESTION, "--max-tokens", 1)
     both = answers(commands, run, *words, "--file", "f16", "--compare", "merged", "--device", "cpu")

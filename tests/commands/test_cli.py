@@ -152,6 +152,11 @@ def test_an_export_of_a_model_writes_into_no_run(run: Path, tmp_path: Path) -> N
     for out in (run, run / "gguf"):
         _assert_refused(_call(tmp_path, "export-gguf", model, "--out", out, "--quant", "f16"), "bad_usage", str(out))
     assert sorted(path.name for path in (run / "gguf").iterdir()) == before
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"mine")
+    done = _call(tmp_path, "export-gguf", model, "--out", file, "--quant", "f16")
+    _assert_refused(done, "output_exists", "model.gguf is a file")
+    assert file.read_bytes() == b"mine"
     _assert_refused(_call(tmp_path, "export-gguf", model, "--lora"), "bad_usage", "--lora")
 
 

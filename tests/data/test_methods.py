@@ -104,7 +104,8 @@ def test_a_mapping_by_the_order_of_columns_is_called_a_guess() -> None:
 
 def test_names_of_columns_that_read_like_a_row_are_told() -> None:
     """Of a table without a header, whose first row would be lost."""
-    verdict = judge({"Where is my bill?": "Can I pay by card?", "Below Account": "Yes, we take all cards."}, None)["sft"]
+    row = {"Where is my bill?": "Can I pay by card?", "Below Account": "Yes, we take all cards."}
+    verdict = judge(row, None)["sft"]
     assert verdict.guessed
     assert "these names read like a row" in verdict.because
 

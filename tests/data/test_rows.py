@@ -320,7 +320,7 @@ def test_the_header_of_a_second_table_is_no_row(tmp_path: Path, quoted: str) -> 
     """Of two files that were joined with `cat`."""
     (tmp_path / "rows.csv").write_text(f"question,answer\nWarm?,Yes.\nquestion,{quoted}\nCold?,No.\n")
     assert [type(row) for _, row, _ in lines_of(tmp_path / "rows.csv")] == [dict, Broken, dict]
-    with pytest.raises(Refused, match="line 3 of .*rows.csv repeats the header"):
+    with pytest.raises(Refused, match=r"line 3 of .*rows\.csv repeats the header"):
         list(iter_rows(str(tmp_path / "rows.csv"), split="train"))
 
 

@@ -276,6 +276,19 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
             post(f"{shared.url}/{route}", body, dict)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", "NaN"), ("presence_penalty", "-Infinity"), ("logit_bias", '{"5": NaN}')]
+)
+def test_what_is_no_number_is_refused_by_name(shared: Served, name: str, value: str) -> None:
+    """Python reads these words in JSON."""
+    body = f'{{"prompt": "x", "max_tokens": 1, "{name}": {value}}}'.encode()
+    request = urllib.request.Request(f"{shared.url}/completions", body, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    with caught.value as answer:
+        assert answer.code == 400 and name in json.load(answer)["error"]["message"]
+
+
 def test_a_prompt_that_begins_with_the_start_token_gets_no_second_one() -> None:
     """As rows that were trained as they stand; `chat --raw` reads them so too."""
     exported = gguf_maker.exported("llama-spm")

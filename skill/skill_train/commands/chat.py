@@ -113,9 +113,9 @@ def chat(options: ChatOptions, console: Console) -> Result:
         models = [_with_pictures(options, model, Path(pictures), bool(images)) for model in models]
         with console.progress("loading") as progress:
             speakers = []
-            for number, model in enumerate(models):
-                progress(number, len(models), model.model.name)
-                speakers.append(stack.enter_context(_speaker(options, model)))
+            for number, (model, name) in enumerate(zip(models, _names(models), strict=True)):
+                progress(number, len(models), name)
+                speakers.append(stack.enter_context(_speaker(options, model, name)))
         if options.prompt is not None:
             return _asked_once(console, speakers, options.prompt, images)
         return _conversation(console, speakers, images)
@@ -170,7 +170,7 @@ def _answers(
 
 
 @contextlib.contextmanager
-def _speaker(options: ChatOptions, chosen: Chosen) -> Iterator[_Speaker]:
+def _speaker(options: ChatOptions, chosen: Chosen, name: str) -> Iterator[_Speaker]:
     sampling, source = _sampling_of(chosen)
     if options.temperature is not None:
         sampling, source = (
@@ -196,7 +196,7 @@ def _speaker(options: ChatOptions, chosen: Chosen) -> Iterator[_Speaker]:
     pictured = chosen.model.pictures is not None
     system = [{"role": "system", "content": _content(options.system, 0, pictured)}] if options.system else []
     with answering(chosen.model, settings) as loaded:
-        yield _Speaker(_name(chosen), loaded, settings, source, pictured, system)
+        yield _Speaker(name, loaded, settings, source, pictured, system)
 
 
 def _sampling_of(chosen: Chosen) -> tuple[Sampling, str]:
@@ -207,8 +207,10 @@ def _sampling_of(chosen: Chosen) -> tuple[Sampling, str]:
     return sampling_of_gguf(read_gguf(chosen.model.path).metadata, chosen.model.path)
 
 
-def _name(chosen: Chosen) -> str:
-    return chosen.model.name if chosen.model.is_gguf else f"{chosen.where}: {chosen.model.name}"
+def _names(models: list[Chosen]) -> list[str]:
+    """What the models are called: files by their names, or by their paths if two have the same name."""
+    names = [each.model.name if each.model.is_gguf else f"{each.where}: {each.model.name}" for each in models]
+    return names if len({*names}) == len(names) else [str(each.model.path) for each in models]
 
 
 # --- Pictures ---

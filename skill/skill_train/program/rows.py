@@ -230,8 +230,9 @@ def table_rows(path: Path) -> Iterator[Line]:
                 names = cells
                 require_distinct(names, path)
         elif cells == names:  # of a second table that was written after the first
-            again = unreadable(f"line {end} of {path} repeats the header", "rows under one header", first.rstrip(), MEND)
-            yield end, Broken("broken_json", again, len(lines)), None
+            again = f"line {end} of {path} repeats the header"
+            wrong = unreadable(again, "rows under one header", first.rstrip(), MEND)
+            yield end, Broken("broken_json", wrong, len(lines)), None
         elif cells and len(cells) == len(names):
             if unsure and vote(record, sign, len(names)) < 0:
                 require_quotes(records_of(text_lines(path, []), sign), record, sign, path)

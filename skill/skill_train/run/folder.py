@@ -224,6 +224,9 @@ def require_no_run(folder: Path, otherwise: str) -> None:
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
         wrong = f"{folder} belongs to a run"
         raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
+    if folder.exists() and not folder.is_dir():
+        wrong = f"{folder} is a file"
+        raise UsageError(wrong, code="output_exists", expected="a folder for these files", hint=otherwise)
 
 
 def note_of(result: Path, record: Path) -> Path:

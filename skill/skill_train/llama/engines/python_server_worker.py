@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import socket
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -275,6 +276,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         options["model"] = job.name
         _drop_start(options, llama, job.bos)
         chosen = prepare(body, proxy, model, options)
+        _require_finite(options)
         if not all(token.isdecimal() and int(token) < words for token in options.get("logit_bias") or ()):
             raise _Refused(f"logit_bias: this model has the ids from 0 to {words - 1}")
         return chosen
@@ -293,6 +295,14 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
     server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = prepared, detokenized, told
+
+
+def _require_finite(options: dict[str, Any]) -> None:
+    """Python reads NaN and Infinity, which JSON does not have, and llama.cpp would compute with them."""
+    for name, value in options.items():
+        numbers = value.values() if isinstance(value, dict) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise _Refused(f"{name}: it is not a finite number")
 
 
 def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
