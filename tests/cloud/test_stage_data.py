@@ -11,6 +11,7 @@ import pytest
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import stage
 from skill_train.core.errors import UsageError
+from skill_train.program.rows import iter_rows
 
 
 def save(folder: Path, *, shards: tuple[str, ...] = ("data-00000-of-00001.arrow",)) -> Path:
@@ -41,6 +42,20 @@ def test_what_datasets_saves_is_what_is_staged(tmp_path: Path, splits: bool) -> 
     written = {f"rows/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
     assert set(stage(folder).files) == written and len(written) == (7 if splits else 3)
     assert stage(folder).left_out == ()
+
+
+def test_a_dataset_that_was_saved_over_splits_is_the_one(tmp_path: Path) -> None:
+    """`datasets` and a training here read its rows, and so must a job."""
+    datasets = pytest.importorskip("datasets")
+    old, new = (datasets.Dataset.from_list([{"text": text}]) for text in ("old", "new"))
+    datasets.DatasetDict({"train": old}).save_to_disk(str(tmp_path / "rows"))
+    new.save_to_disk(str(tmp_path / "rows"))
+    staged = stage(tmp_path / "rows")
+    for name, path in staged.files.items():
+        (tmp_path / "job" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "job" / name).write_bytes(path.read_bytes())
+    for folder in (tmp_path / "rows", tmp_path / "job" / "rows"):
+        assert [row for _, row in iter_rows(str(folder), split="train")] == [{"text": "new"}]
 
 
 def test_what_lies_beside_it_stays_here(tmp_path: Path) -> None:

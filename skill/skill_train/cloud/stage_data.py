@@ -185,8 +185,10 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _saved(folder: Path) -> list[str]:
-    """The names of the files that `datasets` reads in a folder that it saved, with or without splits."""
-    if not (folder / "dataset_dict.json").is_file():
+    """The names of the files that `datasets` reads in a folder that it saved, with or without splits. A dataset that
+    was saved where splits lie hides them."""
+    alone = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
+    if alone or not (folder / "dataset_dict.json").is_file():
         return _saved_split(folder, "")
     splits = _names(folder / "dataset_dict.json", "splits")
     return ["dataset_dict.json", *(name for split in splits for name in _saved_split(folder, f"{split}/"))]
