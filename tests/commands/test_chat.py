@@ -306,7 +306,12 @@ def test_a_file_that_failed_its_proof_or_changed_since_is_told(commands: Command
     content = file.read_bytes()
     file.write_bytes(content + bytes(32))
     assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "q8_0")) == ["run-q8_0.gguf changed after it"]
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    file.write_bytes(content)
+    assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "q8_0")) == []
+    (tmp_path / "other.gguf").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(tmp_path / "other.gguf", (0, 0))
+    (tmp_path / "other.gguf").rename(file)
+    assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "q8_0")) == ["run-q8_0.gguf changed after it"]
     assert commands.run(Path.cwd(), dict(os.environ), "verify", mine, "--tokens", 64).code == 6
     said = _unproven(asked(commands, mine, "--file", "q8_0", *words, "q4_k_m"))
     assert len(said) == 1 and said[0].startswith("run-q8_0.gguf failed it: digest")

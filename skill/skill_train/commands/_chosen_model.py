@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.core.console import Console
+from skill_train.core.digests import is_file_of
 from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
@@ -16,7 +18,9 @@ from skill_train.gguf.quant_types import plain_type
 from skill_train.run import export_record, merge_record, plan_record, train_record, verify_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
+from skill_train.run.records import timestamp
 from skill_train.run.train_record import is_asked_bare, trained_system
+from skill_train.run.verify_record import Proof
 
 _FOLDERS = ("base", "adapter", "merged")
 
@@ -95,8 +99,7 @@ def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
 
 
 def warn_of_proof(console: Console, choice: Chosen) -> None:
-    """Warns of a file of a run that is of an earlier training, failed its proof, or has another size since. Its digest
-    would take seconds."""
+    """Warns of a file of a run that is of an earlier training, failed its proof, or changed after it."""
     if doubt := doubt_of_training(choice):
         console.warn("other_adapter", doubt)
     record, file = RunDir(choice.where).record("verify"), choice.model.path
@@ -110,8 +113,17 @@ def warn_of_proof(console: Console, choice: Chosen) -> None:
     failed = [check.name for check in proof.checks if check.file == file.name and check.verdict == "fail"]
     if failed:
         console.warn("not_proven", f"{record}: {file.name} failed it: {', '.join(failed)}")
-    elif file.name in proof.inputs.ggufs and proof.inputs.ggufs[file.name]["bytes"] != file.stat().st_size:
+    elif file.name in proof.inputs.ggufs and not _is_as_proven(file, proof):
         console.warn("not_proven", f"{record}: {file.name} changed after it")
+
+
+def _is_as_proven(file: Path, proof: Proof) -> bool:
+    """Whether a file is the one of its proof. A digest takes seconds, so only a file that was written, copied or moved
+    there after the proof is read."""
+    stat, stated = file.stat(), proof.inputs.ggufs[file.name]
+    placed = timestamp(datetime.fromtimestamp(max(stat.st_mtime, stat.st_ctime), UTC))
+    untouched = placed <= proof.finished_at
+    return (stat.st_size == stated["bytes"] and untouched) or is_file_of(file, stated)
 
 
 def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Model:
