@@ -18,6 +18,7 @@ import gguf_edit
 import gguf_maker
 import picture_pairs
 import tiny_vision
+from gguf_faults import planted, times
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
 from skill_train.model.convertible.from_config import unread_epsilon
@@ -293,6 +294,17 @@ def test_a_part_that_was_trained_and_not_exported_is_named(kind: str, part: str,
     assert f"{said} trained and not exported, or is another's" in alone.detail
     assert f"{said} trained and not exported: " in with_base.detail
     assert "are the base's" in with_base.detail
+
+
+def test_a_quantized_projector_of_another_length_is_named(tmp_path: Path) -> None:
+    """No row is as far off as its type may be."""
+    base = tiny_vision.cached("gemma3")
+    good = read_gguf(picture_pairs.projector(base, tmp_path / "good.gguf", "q8_0"))
+    tensor = next(name for name, each in good.tensors.items() if each.kind == "Q8_0")
+    wrong = planted(good, tensor, times(1.02), tmp_path / "wrong.gguf")
+    assert check_projector_weights(good, base).verdict == "pass"
+    found = check_projector_weights(wrong, base)
+    assert found.verdict == "fail" and f"{tensor} is 1.02 times " in found.detail
 
 
 @pytest.mark.torture

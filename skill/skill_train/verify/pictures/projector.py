@@ -30,7 +30,7 @@ from skill_train.verify.pictures.places import (
     places,
 )
 from skill_train.verify.weights.arrangements import as_in_model
-from skill_train.verify.weights.rows import Rows, errors
+from skill_train.verify.weights.rows import Rows, errors, wrong_length
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _TOLD = 4  # names of tensors in a sentence
@@ -312,8 +312,11 @@ def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[flo
     for rows in row_chunks(len(expected), width):
         values = Rows(expected[rows.start : rows.stop].float().numpy())
         computed = place.arrange is not as_in_model
-        distances, wrong = errors(tensor.kind, values.off(read(rows)), values, tuned=False, computed=computed)
+        off = values.off(read(rows))
+        distances, wrong = errors(tensor.kind, off, values, tuned=False, computed=computed)
         worst = max(worst, float(distances.max()))
         if wrong.any():
             return worst, f"{tensor.name} is not {place.source}"
+        if (length := wrong_length(tensor.kind, rows.start, off, values)) is not None:
+            return worst, f"{tensor.name} is {length:.3g} times {place.source}"
     return worst, ""
