@@ -44,6 +44,38 @@ def test_a_mixture_whose_finer_half_is_all_that_fits(finer: int, coarser: int, v
     assert check_types(gguf).verdict == verdict
 
 
+# What llama.cpp (llama-cpp-python 0.3.36) makes of that shape, seen on 2026-11-30: the number of the type, and the
+# kinds of the down projections, of up, gate, q and k, and of attn_output and v.
+MIXTURES = {
+    "q2_k": (10, {"Q3_K": 24}, "Q4_0", "Q4_0"),
+    "q3_k_s": (11, {"Q3_K": 24}, "Q4_0", "Q4_0"),
+    "q3_k_m": (12, {"Q5_K": 1, "Q4_K": 23}, "Q4_0", "Q5_0"),
+    "q3_k_l": (13, {"Q5_K": 24}, "Q4_0", "Q5_1"),
+    "q4_k_m": (15, {"Q6_K": 12, "Q4_K": 12}, "Q5_0", "Q5_0"),
+}
+
+
+def mixture(number: int, down: dict[str, int], others: str, attention: str) -> GgufFile:
+    """A file of Qwen2.5-0.5B's shape that states the type of this number, a member of LlamaFileType."""
+    shapes = [(f"blk.{n}.ffn_down.weight", INNER, kind) for n, kind in enumerate(Counter(down).elements())]
+    for n in range(LAYERS):
+        shapes += [(f"blk.{n}.{name}.weight", WIDTH, others) for name in ("ffn_up", "ffn_gate", "attn_q", "attn_k")]
+        shapes += [(f"blk.{n}.{name}.weight", WIDTH, attention) for name in ("attn_output", "attn_v")]
+    tensors = {name: Tensor(name, (row, WIDTH), kind, 0, 0) for name, row, kind in shapes}
+    metadata = {"general.architecture": "qwen2", "general.file_type": number}
+    return GgufFile(Path("model.gguf"), 3, 32, metadata, tensors, 0, 0)
+
+
+@pytest.mark.parametrize("quant", MIXTURES)
+def test_a_mixture_that_stores_all_that_fits_in_a_finer_type(quant: str) -> None:
+    assert check_types(mixture(*MIXTURES[quant])).verdict == "pass"
+
+
+@pytest.mark.parametrize(("stated", "made"), [("q3_k_m", "q4_k_m"), ("q4_k_m", "q3_k_m"), ("q2_k", "q4_k_m")])
+def test_rows_that_fit_no_type_tell_another_type_too(stated: str, made: str) -> None:
+    assert check_types(mixture(MIXTURES[stated][0], *MIXTURES[made][1:])).verdict == "fail"
+
+
 def test_a_file_that_does_not_say_its_type_has_that_of_its_matrices() -> None:
     """The converter writes no general.file_type for MPT."""
     tensors = {f"blk.{n}.ffn_up.weight": Tensor(f"blk.{n}.ffn_up.weight", (64, 256), "F16", 0, 0) for n in range(2)}

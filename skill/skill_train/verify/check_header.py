@@ -18,8 +18,18 @@ _TYPE_IN_NAME = re.compile(r"[-._]((?:f16|bf16|f32|i?q\d\w*|tq\d\w*|mxfp4\w*|nvf
 # Types that store most weights in another type than their name begins with (llama.cpp, src/llama-quant.cpp).
 _STORED_AS = {"IQ2_M": "IQ2_S", "IQ2_S": "IQ2_XS", "IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S"}
 # A row length that is not a multiple of 256 makes llama.cpp fall back (tensor_type_fallback in the same file).
-_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
-_DEFAULT_FALLBACK = "IQ4_NL"
+# Older versions took IQ4_NL for Q2_K and Q3_K.
+_FALLBACKS = {
+    "Q4_K": ("Q5_0",),
+    "Q5_K": ("Q5_1",),
+    "Q6_K": ("Q8_0",),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), ("Q4_0",)),
+    **dict.fromkeys(("Q2_K", "Q3_K"), ("Q4_0", "IQ4_NL")),
+}
+_DEFAULT_FALLBACK = ("IQ4_NL",)
+# Matrices that mixtures store in a finer type, and types of which they store all of these so, or almost all (Falcon).
+_FINER = ("ffn_down", "attn_output")
+_FINER_KINDS = {"q2_k": ("Q3_K",), "q3_k_m": ("Q4_K", "Q5_K"), "q3_k_l": ("Q5_K", "Q4_K")}
 _PLAIN = ("F32", "F16", "BF16")
 _KINDS = ("model", "adapter", "mmproj")  # gguf.GGUFType, without the matrix
 _SHORTEST = 32  # weights of a block. Rows of Mamba's kernels and decays are shorter, and stay F32
@@ -73,26 +83,40 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
     """
     if mix is not None or MIX_KEY in gguf.metadata:
         return _check_mix(gguf, mix)
-    stated, named, stored = file_type(gguf), name_type(gguf.path), Counter(t.kind for t in _block_matrices(gguf))
-    fitting, main = Counter(t.kind for t in _block_matrices(gguf) if t.shape[0] % 256 == 0), main_kind(stated)
-    name = gguf.path.name
-    most = (fitting or stored).most_common(1)[0][0] if stored else "nothing"
+    blocks, name, stated, named = _block_matrices(gguf), gguf.path.name, file_type(gguf), name_type(gguf.path)
+    stored = Counter(t.kind for t in blocks)
     figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": stated}
     if named not in (None, stated):
         return Check("types", name, "fail", stated, named, f"the name says {named}, its metadata {stated}", figures)
+    main, fitting = main_kind(stated), Counter(t.kind for t in blocks if _fits(t))
+    fallbacks = _FALLBACKS.get(main, _DEFAULT_FALLBACK)
+    either = f"{main} or {' or '.join(fallbacks)}"
+    most = (fitting or stored).most_common(1)[0][0] if stored else "nothing"
+    regular = [t for t in blocks if not any(part in t.name for part in _FINER)]
+    unfit = Counter() if any(map(_fits, regular)) else Counter(t.kind for t in regular)
+    kinds = {main, *_FINER_KINDS.get(stated, ())} if unfit else {main}
     verdict: Verdict = "fail"
-    expected, fallback = main, _FALLBACKS.get(main, _DEFAULT_FALLBACK)
+    expected = main
     # A mixture such as q4_k_m stores half of the down projections in a finer type. In models whose width is not a
     # multiple of 256 (Qwen2.5-0.5B: 896) the down projections are the only rows that fit.
-    if fitting and 3 * fitting[main] < fitting.total():
+    if fitting and 3 * sum(fitting[kind] for kind in kinds) < fitting.total():
         why = f"a {stated} file holds {main}; most matrices are {most}"
-    elif not fitting and most not in (main, fallback):
-        expected, why = fallback, f"most matrices are {most}, not {main} or {fallback}"
+    elif fitting and 3 * sum(unfit[kind] for kind in (main, *fallbacks)) < unfit.total():
+        expected, why = fallbacks[0], f"most rows that are not divisible by 256 are not {either}"
+    elif not fitting and most not in (main, *fallbacks):
+        expected, why = fallbacks[0], f"most matrices are {most}, not {either}"
     elif not fitting and most != main:
-        verdict, why = "warn", f"no row length is divisible by 256, so llama.cpp took {fallback} in place of {main}"
+        verdict, why = "warn", f"no row length is divisible by 256, so llama.cpp took {most} in place of {main}"
     else:
         verdict, why = "pass", f"{stored[main]} of {stored.total()} matrices are {main}"
+        why += "".join(f", {unfit[kind]} {kind}" for kind in fallbacks if unfit[kind])
+        why += ", because rows are not divisible by 256" * bool(unfit)
     return Check("types", name, verdict, most, expected, why, figures)
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether its rows can be stored in any type."""
+    return tensor.shape[0] % 256 == 0
 
 
 def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:
