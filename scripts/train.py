@@ -438,6 +438,14 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 def check_model(folder: Path) -> None:
     check_files(folder)
+    if all((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise Refused(
+            f"{folder} holds an adapter beside its model",
+            code="not_a_model",
+            expected="a folder with the whole model alone",
+            got="adapter_config.json in it",
+            hint="move adapter_config.json and the adapter's weights out of the folder",
+        )
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 

@@ -193,6 +193,34 @@ def test_a_file_that_was_replaced_is_not_measured(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat_template.jinja", "adapter_config.json"])
+def test_a_file_that_was_put_into_the_merged_model_is_refused(tmp_path: Path, name: str) -> None:
+    """Transformers reads it: `evaluate` measured the adapter's copy on top of the merged model."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    (run.merged / name).write_bytes((run.adapter / "adapter_config.json").read_bytes())
+    push = ("push", run.path, "--repo", "me/x", "--part", "merged", "--dry-run")
+    for command in (("evaluate", run.path, "--rows", 2), push, ("merge", run.path)):
+        code, answer = answered(*command)
+        assert (code, answer["error"]["code"], answer["error"]["got"]) == (2, "output_changed", name), answer
+    code, answer = answered("export-gguf", run.path)
+    assert code == 2 and name in answer["error"]["message"] + answer["error"]["got"]
+
+
+def test_an_adapter_beside_a_model_is_not_that_model(tmp_path: Path) -> None:
+    """Transformers loads both, and llama.cpp's converter the model alone."""
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=["q_proj"])
+    for file in adapter.iterdir():
+        shutil.copy(file, base)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a b c"}\n' * 4)
+    for command in (("plan", "--model", base, "--data", rows), ("export-gguf", base, "--quant", "q8_0")):
+        code, answer = answered(*command)
+        assert (code, answer["error"]["code"]) == (2, "not_a_model"), answer
+        assert "adapter_config.json" in answer["error"]["hint"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [{"held_out"}, {"samples"}, {"held_out", "samples"}], ids=len)
 def test_a_proof_without_the_rows_of_its_run_does_not_pass(tmp_path: Path, lost: set[str]) -> None:
     """Nothing of a file that is gone could be compared, and the proof is read without the warnings."""

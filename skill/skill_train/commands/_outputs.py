@@ -14,7 +14,7 @@ from skill_train.core.errors import quoted
 from skill_train.core.files import write_text
 from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import ExportedFile
-from skill_train.run.folder import RunDir, renamed_aside, require_unchanged, set_aside
+from skill_train.run.folder import RunDir, renamed_aside, require_only, require_unchanged, set_aside
 
 
 class ListedFile(FileDigest):
@@ -83,6 +83,8 @@ def require_as_merged(folder: Path) -> None:
     hint = f"merge again into another --out; or, if the change is meant, move {quoted(record)} away"
     for name, digest in outputs.items():
         require_unchanged(folder / Path(name).name, digest, record, hint)
+    if outputs:
+        require_only(folder, (folder / Path(name).name for name in outputs), record)
 
 
 def slug(path: Path) -> str:

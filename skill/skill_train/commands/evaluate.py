@@ -22,7 +22,7 @@ from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import export_record, merge_record, plan_record
 from skill_train.run.begun import require_rows, trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
-from skill_train.run.folder import RunDir, StepResult, open_run, require_unchanged
+from skill_train.run.folder import RunDir, StepResult, open_run, require_only, require_unchanged
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Row, read_rows
@@ -162,8 +162,10 @@ def _require_exported(run: RunDir, models: list[Model]) -> None:
     record = run.record("merge")
     if run.merged.resolve() in asked and record.is_file():
         hint = f"move {quoted(record)} and {quoted(run.merged)} away, then skill-train merge {quoted(run.path)}"
-        for name, merged in merge_record.read(record).outputs.items():
-            require_unchanged(run.path / name, merged, record, hint)
+        merged = merge_record.read(record).outputs
+        for name, digest in merged.items():
+            require_unchanged(run.path / name, digest, record, hint)
+        require_only(run.merged, map(run.path.joinpath, merged), record)
     for record in map(run.record, ("convert", "quantize", "mmproj")):
         outputs = export_record.read(record).outputs if record.is_file() else {}
         for name, made in outputs.items():

@@ -51,7 +51,15 @@ from skill_train.reference.checkpoint_names import empty_model, unknown_paramete
 from skill_train.reference.load import NotLoaded
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
-from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
+from skill_train.run.folder import (
+    StepResult,
+    finished_record,
+    note_of,
+    require_only,
+    require_space,
+    require_writable,
+    versions,
+)
 from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeRecord, MergeSettings
 from skill_train.run.train_record import FedRow
 
@@ -163,7 +171,10 @@ def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: Mer
             got=other,
             hint=f"move {quoted(record)} and {quoted(out)} away, or use another --out",
         )
-    return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, result=out)
+    earlier = finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, result=out)
+    if earlier is not None:
+        require_only(out, (record.parent / name for name in earlier.outputs), record)
+    return earlier
 
 
 def _noted(result: MergeRecord, part: Path, out: Path, record: Path) -> MergeRecord:

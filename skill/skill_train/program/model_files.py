@@ -73,8 +73,17 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 def check_model(folder: Path) -> None:
     """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do. It
     looks for devices, pipes, links to elsewhere, files that are too large or no JSON, an index of other files than the
-    safetensors files of this folder, and a config that claims far more than these hold."""
+    safetensors files of this folder, and a config that claims far more than these hold. Transformers would load an
+    adapter that lies beside a model without a word, and other programs would not."""
     check_files(folder)
+    if all((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise Refused(
+            f"{folder} holds an adapter beside its model",
+            code="not_a_model",
+            expected="a folder with the whole model alone",
+            got="adapter_config.json in it",
+            hint="move adapter_config.json and the adapter's weights out of the folder",
+        )
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 

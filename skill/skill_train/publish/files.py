@@ -25,7 +25,7 @@ from skill_train.run import (
     verify_record,
 )
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
-from skill_train.run.folder import RunDir, require_unchanged
+from skill_train.run.folder import RunDir, require_only, require_unchanged
 from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof
@@ -96,6 +96,7 @@ def _require_checked_merge(run: RunDir) -> None:
     described |= {run.path / name: digest for name, digest in merge.outputs.items()}
     for file, digest in described.items():
         require_unchanged(file, digest, record, hint)
+    require_only(run.merged, described, record)
 
 
 def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) -> list[PushFile]:

@@ -13,7 +13,7 @@ from skill_train.program.chat.labels import fed_digest
 from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
-from skill_train.run.folder import RunDir, require_unchanged, require_unused
+from skill_train.run.folder import RunDir, require_only, require_unchanged, require_unused
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 from skill_train.run.train_record import FedRow, TrainRecord
@@ -93,6 +93,8 @@ def trained(run: RunDir) -> TrainRecord:
     record = train_record.read(run.record("train"))
     require_trained_recipe(run, record)
     require_as_trained(run, record, list(record.outputs))
+    if run.is_full:
+        require_only(run.tuned, map(run.path.joinpath, record.outputs), run.record("train"))
     return record
 
 

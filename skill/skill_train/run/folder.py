@@ -18,7 +18,7 @@ import os
 import shutil
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -42,6 +42,7 @@ _RUN_FILES = (
 )
 
 # A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
+_READ_BY_LIBRARIES = (".json", ".jinja", ".model", ".safetensors")
 _OF_A_PROJECTOR = b"general.architecture" + struct.pack("<IQ", 8, 4) + b"clip"
 _HEADER_BYTES = 4096
 
@@ -306,6 +307,27 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
             expected=in_words(digest),
             got=_found_digest(file, digest),
             hint=hint,
+        )
+
+
+def require_only(folder: Path, described: Iterable[Path], record: Path) -> None:
+    """Refuses a folder in which a file was put that libraries read, such as another adapter or chat template.
+
+    Args:
+        described: the files that the record describes.
+
+    Raises:
+        UsageError: it holds another one; the message names it.
+    """
+    others = {path for path in folder.iterdir() if path.suffix in _READ_BY_LIBRARIES}.difference(described)
+    if others:
+        file = min(others)
+        raise UsageError(
+            f"{file} is a file that {record.name} does not describe, and libraries would read it",
+            code="output_changed",
+            expected="the files that the step made",
+            got=file.name,
+            hint=f"move {quoted(file)} out of the folder",
         )
 
 
