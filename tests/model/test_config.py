@@ -192,9 +192,21 @@ MISTRAL_V01 = {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
 MISTRAL_V01 |= {"max_position_embeddings": 32_768}  # huggingface.co/mistralai/Mistral-7B-v0.1
 
 
+# Of its 26 layers every second sees everything; huggingface.co/google/gemma-2-2b.
+GEMMA_2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 4096}
+GEMMA_2 |= {"max_position_embeddings": 8192, "num_hidden_layers": 26}
+BOTH = ["sliding_attention", "full_attention"]
+
+
 @pytest.mark.parametrize(
     ("config", "window"),
     [
+        (GEMMA_2, None),
+        (GEMMA_2 | {"layer_types": BOTH * 13}, None),
+        (GEMMA_2 | {"layer_types": [*BOTH * 6, *BOTH[1:], *BOTH * 6]}, 4096),  # one layer was taken out
+        (GEMMA_2 | {"layer_types": BOTH[1:] * 26}, 4096),
+        (GEMMA_2 | {"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2}, 4096),
+        (GEMMA_2 | {"architectures": ["Gemma3ForCausalLM"], "layer_types": (BOTH[:1] * 5 + BOTH[1:]) * 2}, None),
         (MISTRAL_V01, 4096),
         ({key: MISTRAL_V01[key] for key in MISTRAL_V01 if key != "sliding_window"}, 4096),  # the class fills it in
         (MISTRAL_V01 | {"sliding_window": None}, None),

@@ -134,7 +134,14 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", EXPERTS | {"num_key_value_heads": 4, "max_window_layers": 0}),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8}),
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 6}),
+    "gemma2-pruned": (
+        "gemma2",
+        GEMMA
+        | {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 3}
+        | {"layer_types": [*HALF["layer_types"], "full_attention"]},
+    ),
     "gpt-oss": ("gpt_oss", EXPERTS | HALF),
+    "gpt-oss-turned": ("gpt_oss", EXPERTS | HALF | {"layer_types": HALF["layer_types"][::-1]}),
     "exaone-moe": ("exaone_moe", EXPERTS | HALF),
     "olmo3": (
         "olmo3",
@@ -247,7 +254,7 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
         assert error.code == "bad_gguf"
 
 
-@pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "phi3")))
+@pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "gemma2-pruned", "phi3")))
 def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tmp_path: Path) -> None:
     """Texts of six windows' length, in a model whose layers see one window."""
     model = built(tmp_path / "model", *WINDOWS[name])

@@ -282,18 +282,26 @@ def unread_window(config: Config) -> int | None:
     """The sliding window in tokens, if llama.cpp is not known to use it. None if there is no window, or if llama.cpp
     uses it."""
     text = text_config(config)
-    name = from_config.architecture(text, config)
-    return None if name in from_config.WINDOWED else _sliding_window(text, _sizes(config, text))
+    sizes, name = _sizes(config, text), from_config.architecture(text, config)
+    if name in from_config.WINDOWED:
+        return _stated_window(text, sizes) if from_config.has_other_windows(text, name) else None
+    return _sliding_window(text, sizes)
 
 
 def _sliding_window(text: Config, sizes: _Sizes) -> int | None:
+    any_layer = _any_layer_windowed(str(text.get("model_type")), text, sizes["layers"])
+    return _stated_window(text, sizes) if any_layer else None
+
+
+def _stated_window(text: Config, sizes: _Sizes) -> int | None:
+    """The window that is shorter than the context, whichever layers have it."""
     model_type, context = str(text.get("model_type")), sizes["context"]
     if model_type in _SWITCHED_WINDOW and text.get("use_sliding_window") is not True:
         return None
     window = text.get("sliding_window", _DEFAULTS.get(model_type, {}).get("sliding_window"))
     if not isinstance(window, int) or window <= 0 or (context is not None and window >= context):
         return None
-    return window if _any_layer_windowed(model_type, text, sizes["layers"]) else None
+    return window
 
 
 def _windowed_layers(text: Config, sizes: _Sizes) -> int | None:

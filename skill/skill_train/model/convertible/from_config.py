@@ -24,6 +24,15 @@ LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 WINDOWED = frozenset(
     f"{name}ForCausalLM" for name in ("Cohere2", "Exaone4", "ExaoneMoe", "GptOss", "GraniteSWA", "Olmo3")
 ) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
+# Of these, llama.cpp itself decides which layers see the window: all but every second, fourth or sixth
+# (load_arch_hparams in its src/models). The converter writes no pattern of them.
+_ONE_FULL_OF = {
+    "Gemma2ForCausalLM": 2,
+    "GptOssForCausalLM": 2,
+    "Cohere2ForCausalLM": 4,
+    "Gemma3ForCausalLM": 6,
+    "Gemma3ForConditionalGeneration": 6,
+}
 WINDOW_LEFT_OUT = frozenset(
     f"{name}ForCausalLM"
     for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
@@ -50,6 +59,16 @@ _PIXTRAL_THETA = 10_000.0  # of the tower's positions; llama.cpp has no other
 # Model types whose epsilon of the norms llama.cpp 0.3.36 does not read: src/models/qwen2vl.cpp, load_arch_hparams (read
 # 2026-11-26). It computes with 0.
 EPSILON_LEFT_OUT = frozenset(("qwen2_vl", "qwen2_5_vl"))
+
+
+def has_other_windows(text: Config, name: str) -> bool:
+    """Whether the window belongs to other layers than those that llama.cpp gives it to."""
+    of, kinds = _ONE_FULL_OF.get(name), text.get("layer_types")
+    if of is None:
+        return False
+    if isinstance(kinds, list) and kinds:
+        return any((kind == "full_attention") != (number % of == 0) for number, kind in enumerate(kinds, start=1))
+    return bool(text.get("sliding_window_pattern", of) != of)
 
 
 def unread_epsilon(config: Config) -> float | None:
