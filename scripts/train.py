@@ -3778,6 +3778,24 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
         )
 
 
+def require_no_space(record: Record, sign: str, columns: int, table: object) -> None:
+    """Refuses a row with a space between a sign and a quote: the quotes would be text, and a line break or a sign in
+    them would end the cell."""
+    start, cells, lines, _ = record
+    text = sign + "".join(lines)
+    spaced = [cell for cell in cells if cell[:1] == " " and cell.lstrip(" ")[:1] == '"'] if ' "' in text else []
+    if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
+        return
+    if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
+        raise unreadable(
+            f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text",
+            "quotes right behind the sign between cells",
+            lines[0][:80].rstrip(),
+            "remove these spaces, or write the rows to a .jsonl file: pandas reads the table with "
+            "skipinitialspace=True and dtype=str",
+        )
+
+
 def items_of(document: Any) -> list[Any]:
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
@@ -3986,6 +4004,7 @@ def table_rows(path: Path) -> Iterator[Line]:
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record
         end = start + len(lines) - 1
+        require_no_space(record, sign, len(names or cells), path)
         if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
             if names is None:  # no other row may take its place

@@ -500,6 +500,51 @@ def test_a_quote_that_nobody_closes_takes_no_rows_with_it(
         assert len(list(iter_rows(str(path), split="train"))) == 3
 
 
+SPACED = {
+    "a row": 'prompt,completion\n"Warm?", "Yes."\n',
+    "a later row": 'prompt,completion\nWarm?,Yes.\nCold?, "No."\n',
+    "several lines": 'prompt,completion\n"Warm?", "Yes,\nit is."\n',
+    "the header": '"prompt", "completion"\nWarm?,Yes.\n',
+    "the first cell": 'prompt,completion\n "Warm?","Yes."\n',
+    "a semicolon": 'prompt;completion\n"Warm?"; "Yes."\n',
+}
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_a_space_before_a_quote_makes_no_text_of_it(tmp_path: Path, name: str) -> None:
+    """Most programs write none there, and then a quote does not begin a cell. pandas reads such a table on request."""
+    path = tmp_path / "rows.csv"
+    path.write_text(SPACED[name])
+    for read in (lambda: list(iter_rows(str(path), split="train")), lambda: list(read_rows.read(_recipe(path)))):
+        with pytest.raises(Refused, match=r"in line [123] of .*rows\.csv a space stands before the quote") as caught:
+            read()
+        assert "skipinitialspace=True" in caught.value.error["hint"]
+    with pytest.raises(UsageError, match=r"in line [123] of rows\.csv a space stands before"):
+        numbered(path.read_bytes(), path.name, whole=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "cell"),
+    [
+        ("rows.csv", '"He said?"," ""Yes, ""he said."', ' "Yes, "he said.'),
+        ("rows.csv", '"He said?","It was: ""Yes"", or, ""no""."', 'It was: "Yes", or, "no".'),
+        ("rows.csv", 'He said?, It was a "yes".', ' It was a "yes".'),
+        ("rows.tsv", 'He said?\t "Yes," he said.', ' "Yes," he said.'),
+    ],
+    ids=["begins so", "quotes within", "no quote at the beginning", "tabs"],
+)
+def test_a_text_may_have_spaces_and_quotes(tmp_path: Path, name: str, line: str, cell: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"prompt,completion\n{line}\n" if name == "rows.csv" else f"prompt\tcompletion\n{line}\n")
+    assert [row["completion"] for _, row in iter_rows(str(path), split="train")] == [cell]
+    assert [row["completion"] for _, row in numbered(path.read_bytes(), name, whole=True)] == [cell]
+
+
+def test_a_row_with_a_sign_too_many_is_no_reason_to_read_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('prompt,completion\nHe said?,It was, "yes".\nWarm?,Yes.\n')
+    assert [type(row) for _, row, _ in lines_of(tmp_path / "rows.csv")] == [Broken, dict]
+
+
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 @pytest.mark.parametrize(("name", "sign"), [("rows.tsv", "\t"), ("rows.csv", ",")])
 def test_line_breaks_in_quotes_are_read_where_the_table_shows_its_quotes(

@@ -59,6 +59,7 @@ from skill_train.program.tables.shape import (
     not_an_object,
     old_encoding,
     records_of,
+    require_no_space,
     require_quotes,
     sign_of,
     utf16,
@@ -221,6 +222,7 @@ def table_rows(path: Path) -> Iterator[Line]:
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record
         end = start + len(lines) - 1
+        require_no_space(record, sign, len(names or cells), path)
         if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
             if names is None:  # no other row may take its place

@@ -16,7 +16,7 @@ from skill_train.core.errors import UsageError, refusals
 from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
 from skill_train.program.pictures.beside import FILE_NAME, TABLES
 from skill_train.program.rows import CELL_CHARACTERS
-from skill_train.program.tables.shape import SIGN_SAID, records_of, require_quotes, sign_of, vote
+from skill_train.program.tables.shape import SIGN_SAID, records_of, require_no_space, require_quotes, sign_of, vote
 
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the column's name where it is no more than that
 
@@ -121,6 +121,9 @@ def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, R
     cells_by_line = [(start + len(lines) - 1, cells) for start, cells, lines, _ in records]
     names, *rows = cells_by_line[SIGN_SAID.fullmatch(first) is not None :] or [(1, list[str]())]
     columns = names[1]
+    with refusals():
+        for record in records:
+            require_no_space(record, sign, len(columns), name)
     several = next((record for record in records if vote(record, sign, len(columns)) < 0), None)
     if several is not None and not first.startswith('"') and (whole or sign != ","):
         with refusals():

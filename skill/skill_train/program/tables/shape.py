@@ -110,6 +110,24 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
         )
 
 
+def require_no_space(record: Record, sign: str, columns: int, table: object) -> None:
+    """Refuses a row with a space between a sign and a quote: the quotes would be text, and a line break or a sign in
+    them would end the cell. A cell of a .tsv may begin so, because most programs write it without quotes."""
+    start, cells, lines, _ = record
+    text = sign + "".join(lines)
+    spaced = [cell for cell in cells if cell[:1] == " " and cell.lstrip(" ")[:1] == '"'] if ' "' in text else []
+    if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
+        return
+    if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
+        raise unreadable(
+            f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text",
+            "quotes right behind the sign between cells",
+            lines[0][:80].rstrip(),
+            "remove these spaces, or write the rows to a .jsonl file: pandas reads the table with "
+            "skipinitialspace=True and dtype=str",
+        )
+
+
 def items_of(document: Any) -> list[Any]:
     """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
     if not isinstance(document, dict):
