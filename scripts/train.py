@@ -3807,6 +3807,22 @@ def items_of(document: Any) -> list[Any]:
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
 
 
+# Of an object that holds the rows: what is said before each question.
+FOR_ALL_ROWS = re.compile(
+    r"sys(?:tem|[_ -])[\w -]*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE
+)
+
+
+def require_no_prompt(document: Any, items: list[Any], path: object) -> None:
+    holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
+    for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
+        if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
+            hint = "write it into each row, a system prompt as its column `system`, or remove it"
+            raise unreadable(
+                f"{path} has {name!r} beside its rows", "rows with all that they say", str(value)[:80], hint
+            )
+
+
 def is_message(names: Iterable[str]) -> bool:
     return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
 
@@ -4101,7 +4117,8 @@ def json_items(path: Path) -> list[Any] | None:
         return row
 
     try:
-        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted))
+        document = json.loads(whole_text(path), object_pairs_hook=noted)
+        items = items_of(document)
     except (ValueError, RecursionError):
         return None
     if repeating:
@@ -4109,6 +4126,7 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
+    require_no_prompt(document, items, path)
     return items
 
 

@@ -361,6 +361,33 @@ def test_conversations_without_an_object_are_told(tmp_path: Path, commands: Comm
     assert (*done.error, str(refused.value) in done.answer["error"]["message"]) == (2, "bad_row", True)
 
 
+@pytest.mark.parametrize("name", ["system", "system_prompt", "System Message", "instruction", "tools", "context"])
+def test_a_prompt_beside_the_rows_is_refused(tmp_path: Path, name: str) -> None:
+    """It is meant for all of them, and no row has it."""
+    (tmp_path / "rows.json").write_text(json.dumps({"v": 1, name: "Rhyme!", "data": [ROW, ROW]}))
+    for read in (
+        lambda: list(iter_rows(str(tmp_path / "rows.json"), split="train")),
+        lambda: list(read_rows.read(_recipe(tmp_path / "rows.json"))),
+    ):
+        with pytest.raises(Refused, match=f"rows.json has {name!r} beside its rows") as caught:
+            read()
+        assert caught.value.error["got"] == "Rhyme!" and "into each row" in caught.value.error["hint"]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"version": "1.1", "description": "Rows of a system."},
+        {"system": ""},
+        {"system": None, "num_rows": 2},
+        {"prompts": 2},
+    ],
+)
+def test_what_tells_of_the_rows_may_stand_beside_them(tmp_path: Path, beside: dict[str, Any]) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(beside | {"data": [ROW, ROW]}))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [ROW, ROW]
+
+
 @pytest.mark.parametrize("document", [{"v": 1, "rows": []}, {"messages": []}, []])
 def test_an_empty_list_has_no_rows(tmp_path: Path, document: Any) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(document))

@@ -59,6 +59,7 @@ from skill_train.program.tables.shape import (
     not_an_object,
     old_encoding,
     records_of,
+    require_no_prompt,
     require_no_space,
     require_quotes,
     sign_of,
@@ -324,7 +325,8 @@ def json_items(path: Path) -> list[Any] | None:
         return row
 
     try:
-        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted))
+        document = json.loads(whole_text(path), object_pairs_hook=noted)
+        items = items_of(document)
     except (ValueError, RecursionError):
         return None
     if repeating:
@@ -332,6 +334,7 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
+    require_no_prompt(document, items, path)
     return items
 
 

@@ -140,6 +140,23 @@ def items_of(document: Any) -> list[Any]:
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
 
 
+# Of an object that holds the rows: what is said before each question.
+FOR_ALL_ROWS = re.compile(
+    r"sys(?:tem|[_ -])[\w -]*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE
+)
+
+
+def require_no_prompt(document: Any, items: list[Any], path: object) -> None:
+    """Refuses a prompt beside the list of rows: it is meant for all of them, and none has it."""
+    holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
+    for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
+        if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
+            hint = "write it into each row, a system prompt as its column `system`, or remove it"
+            raise unreadable(
+                f"{path} has {name!r} beside its rows", "rows with all that they say", str(value)[:80], hint
+            )
+
+
 def is_message(names: Iterable[str]) -> bool:
     """Whether these are the columns of one message, which is no row."""
     return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
