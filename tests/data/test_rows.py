@@ -388,6 +388,46 @@ def test_what_tells_of_the_rows_may_stand_beside_them(tmp_path: Path, beside: di
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [ROW, ROW]
 
 
+LIST = [{"prompt": "Warm?", "completion": "Yes."}, {"prompt": "Cold?", "completion": "No."}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[\n" + ",\n".join(map(json.dumps, LIST)) + "\n]\n",
+        "[" + ",\n".join(map(json.dumps, LIST)) + "]\n",
+        json.dumps(LIST, indent=1),
+        json.dumps({"data": LIST}, indent=1),
+        '{"data": [\n' + ",\n".join(map(json.dumps, LIST)) + "\n]}\n",
+    ],
+    ids=["an object a line", "brackets beside", "indented", "in an object", "in an object, by lines"],
+)
+def test_a_document_that_is_called_lines_is_refused(tmp_path: Path, commands: Commands, text: str) -> None:
+    """One of its lines may be an object, and would be the only row. The hint's name reads them all."""
+    path = tmp_path / "all rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(Refused, match=r"line 1 of .*all rows\.jsonl is part of a JSON document"):
+        list(iter_rows(str(path), split="train"))
+    done = commands.run(tmp_path, dict(os.environ), "data", path, "--fix", tmp_path / "out.jsonl", "--format", "json")
+    assert done.error == (2, "unreadable_dataset") and not (tmp_path / "out.jsonl").exists()
+    assert f"rename it to '{path.with_suffix('.json')}'" in done.answer["error"]["hint"]
+    path.rename(path.with_suffix(".json"))
+    assert [row for _, row in iter_rows(str(path.with_suffix(".json")), split="train")] == LIST
+
+
+def test_objects_with_commas_behind_them_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(",\n".join(map(json.dumps, LIST)) + "\n")
+    with pytest.raises(Refused, match=r"line 1 of .* is part of a JSON document") as caught:
+        list(read_rows.read(_recipe(tmp_path / "rows.jsonl")))
+    assert "remove the commas" in caught.value.error["hint"]
+
+
+@pytest.mark.parametrize("first", ['{"prompt": "a"', "[1, 2]", '{"prompt": "a"} {}', "words"])
+def test_a_first_line_that_is_broken_hides_no_others(tmp_path: Path, first: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{first}\n{LINE.decode()}")
+    assert [type(row) for _, row, _ in lines_of(tmp_path / "rows.jsonl")] == [Broken, dict]
+
+
 @pytest.mark.parametrize("document", [{"v": 1, "rows": []}, {"messages": []}, []])
 def test_an_empty_list_has_no_rows(tmp_path: Path, document: Any) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(document))

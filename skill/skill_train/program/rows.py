@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,7 +186,23 @@ def json_lines(path: Path) -> Iterator[Line]:
         if usual:
             yield number, row, raw
         elif raw.strip():
-            yield number, parsed(raw, f"line {number} of {path}"), raw
+            row = parsed(raw, f"line {number} of {path}")
+            if number == 1 and isinstance(row, Broken) and path.suffix.lower() != ".json":
+                require_lines(path, raw.strip())
+            yield number, row, raw
+
+
+def require_lines(path: Path, first: bytes) -> None:
+    """Refuses a first line that goes on in the next one. Of such a document a line may be an object by chance, and
+    would be the only row."""
+    if first.endswith((b",", b"[", b"{")):
+        document = shlex.quote(str(path.with_suffix(".json")))
+        raise unreadable(
+            f"line 1 of {path} is part of a JSON document",
+            "one JSON object a line",
+            beginning(first),
+            f"one JSON document is a .json file: rename it to {document}; or else remove the commas behind the lines",
+        )
 
 
 def parsed(raw: bytes, where: str) -> Row | Broken:
@@ -233,8 +250,8 @@ def table_rows(path: Path) -> Iterator[Line]:
                 names = cells
                 require_distinct(names, path)
         elif cells == names:  # of a second table that was written after the first
-            again = f"line {end} of {path} repeats the header"
-            wrong = unreadable(again, "rows under one header", first.rstrip(), MEND)
+            found = f"line {end} of {path} repeats the header"
+            wrong = unreadable(found, "rows under one header", first.rstrip(), MEND)
             yield end, Broken("broken_json", wrong, len(lines)), None
         elif cells and len(cells) == len(names):
             if unsure and vote(record, sign, len(names)) < 0:
