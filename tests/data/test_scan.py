@@ -37,6 +37,37 @@ def test_messages_are_no_rows(tmp_path: Path, name: str, turns: list[dict[str, s
     assert (verdict.verdict, verdict.columns) == ("impossible", {}) and "whole conversation" in verdict.because
 
 
+TREE = [
+    {"message_id": "a", "parent_id": None, "role": "prompter", "text": "2+2?"},
+    {"message_id": "b", "parent_id": "a", "role": "assistant", "text": "4"},
+]
+
+
+def test_messages_of_a_tree_are_no_texts(tmp_path: Path) -> None:
+    """As OpenAssistant's files have them. A recipe may ask for their texts."""
+    recipe = Recipe(model="m", data=str(write_data(tmp_path, TREE)))
+    with pytest.raises(UsageError, match="a row is one message, and must be a whole conversation"):
+        dataset.scan(recipe)
+    verdict = inspect_dataset(recipe, "sft", None).verdict
+    assert verdict.verdict == "impossible" and "whole conversation" in verdict.because
+    asked = from_dict({"model": "m", "data": recipe.data, "format": "text"})
+    assert dataset.scan(asked).format == "text"
+
+
+@pytest.mark.parametrize(
+    "beside", [{"role": "nurse"}, {"message_id": "a"}, {"from": "a@example.org", "message_id": "a"}, {"speaker": "Ann"}]
+)
+def test_a_text_may_say_who_wrote_it(tmp_path: Path, beside: dict[str, Any]) -> None:
+    recipe = Recipe(model="m", data=str(write_data(tmp_path, [beside | {"text": "It is warm."}])))
+    assert dataset.scan(recipe).format == "text"
+    assert inspect_dataset(recipe, "sft", None).verdict.verdict == "ready"
+
+
+def test_conversations_may_have_ids_and_roles(tmp_path: Path) -> None:
+    row = TREE[0] | GOOD
+    assert dataset.scan(Recipe(model="m", data=str(write_data(tmp_path, [row])))).format == "messages"
+
+
 # One row, and what it must be taken for: format, columns.
 TABLE: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
     ("messages", {"messages": TURNS}, "messages", {"messages": "messages"}),

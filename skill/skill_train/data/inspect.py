@@ -11,12 +11,12 @@ from skill_train.data.check_row import Check, checker, column_checker
 from skill_train.data.errors import empty
 from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of
-from skill_train.data.scan import complete, find_format, first_rows_of, require_columns
+from skill_train.data.scan import complete, find_format, first_rows_of, require_columns, usual_format
 from skill_train.data.unread import unread_text
 from skill_train.program.chat.told import ToldRows
 from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import DetectedFormat, detect, has_pictures
+from skill_train.recipe.formats import DetectedFormat, has_pictures
 
 _NONE = RefusedRows()
 
@@ -101,7 +101,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
 
 def _usual_format(first: Row, row: Row, pictures: bool) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
-    detected, same = detect(row, pictures=pictures), detect(first, pictures=pictures)
+    detected, same = usual_format(row, pictures=pictures), usual_format(first, pictures=pictures)
     if detected is None or same is None or (same.format, same.required) != (detected.format, detected.required):
         return None
     return detected

@@ -27,6 +27,7 @@ from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import SLICE, Broken, canonical
+from skill_train.program.tables.shape import is_part
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -240,13 +241,19 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
             got="columns only",
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
-    detected = detect(row, pictures=pictures)
+    detected = usual_format(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
     if detected is None and media is not None:
         raise errors.media_error(recipe, recipe.data, media, row, pictures=pictures)
     if detected is None:
         raise errors.wrong_columns(recipe, row, "no known set of columns")
     return detected
+
+
+def usual_format(row: Row, *, pictures: bool) -> DetectedFormat | None:
+    """The format that this row has; None for a message of a conversation, whose text is not trained alone."""
+    detected = detect(row, pictures=pictures)
+    return None if detected is not None and detected.format == "text" and is_part(row) else detected
 
 
 def _check_mapping(data_format: str, columns: dict[str, str], optional: list[str]) -> None:

@@ -157,9 +157,18 @@ def require_no_prompt(document: Any, items: list[Any], path: object) -> None:
             )
 
 
+OF_CONVERSATION = {"parent_id", "message_id", "conversation_id", "message_tree_id", "dialogue_id", "dialog_id"}
+
+
 def is_message(names: Iterable[str]) -> bool:
     """Whether these are the columns of one message, which is no row."""
-    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
+    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names} or is_part(names)
+
+
+def is_part(names: Iterable[str]) -> bool:
+    """Whether these are the columns of a message that says which conversation it is of, as in OpenAssistant's files."""
+    there = {*names}
+    return "text" in there and bool({"role", "speaker"} & there) and bool(OF_CONVERSATION & there)
 
 
 def is_chat(item: Any) -> bool:
