@@ -3796,12 +3796,17 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
         )
 
 
+SPLITS_BESIDE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+
+
 def items_of(document: Any) -> list[Any]:
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
+    if isinstance(document.get("train"), list) and document.keys() <= SPLITS_BESIDE:
+        return document["train"]
     if len(lists) == 1 and not is_chat(lists[0]):
         return lists[0]
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
@@ -3813,7 +3818,11 @@ FOR_ALL_ROWS = re.compile(
 )
 
 
-def require_no_prompt(document: Any, items: list[Any], path: object) -> None:
+def require_rows(document: Any, items: list[Any], path: object) -> None:
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and rows[0].keys() >= {"row_idx", "row"}:
+        found = f"{path} is an answer of the Hub's viewer, which cuts long cells and gives 100 rows at most"
+        raise unreadable(found, "a dataset", hint="use the id of the dataset, or its own files")
     holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
     for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
         if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
@@ -4148,7 +4157,7 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
-    require_no_prompt(document, items, path)
+    require_rows(document, items, path)
     return items
 
 

@@ -388,6 +388,25 @@ def test_what_tells_of_the_rows_may_stand_beside_them(tmp_path: Path, beside: di
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [ROW, ROW]
 
 
+@pytest.mark.parametrize("others", [["test"], ["validation", "test"], ["val"], ["dev", "eval"]])
+def test_of_splits_in_a_document_train_is_read(tmp_path: Path, others: list[str]) -> None:
+    """As a `DatasetDict` on the Hub, whose split `train` is the one that a recipe asks for."""
+    (tmp_path / "rows.json").write_text(
+        json.dumps({name: [{"prompt": name}] for name in others} | {"train": [ROW, ROW]})
+    )
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [ROW, ROW]
+
+
+@pytest.mark.parametrize("more", [{}, {"features": [{"name": "prompt"}], "num_rows_total": 2, "partial": False}])
+def test_an_answer_of_the_viewer_is_no_dataset(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Its long cells are cut, and it has 100 rows at most."""
+    rows = [{"row_idx": number, "row": ROW, "truncated_cells": []} for number in range(2)]
+    (tmp_path / "rows.json").write_text(json.dumps(more | {"rows": rows}))
+    with pytest.raises(Refused, match="an answer of the Hub's viewer, which cuts") as caught:
+        list(read_rows.read(_recipe(tmp_path / "rows.json")))
+    assert "the id of the dataset" in caught.value.error["hint"]
+
+
 LIST = [{"prompt": "Warm?", "completion": "Yes."}, {"prompt": "Cold?", "completion": "No."}]
 
 
@@ -462,6 +481,7 @@ def test_an_object_of_messages_is_one_conversation(tmp_path: Path, chat: dict[st
         {"prompt": ["Warm?", "Cold?"], "completion": ["Yes."]},
         {"prompt": ["Warm?"], "completion": ["Yes."], "id": 1},
         {"prompt": [], "completion": []},
+        {"train": [{"at": 7}], "journey": [{"to": "Bern"}]},
     ],
 )
 def test_another_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:

@@ -60,9 +60,9 @@ from skill_train.program.tables.shape import (
     not_an_object,
     old_encoding,
     records_of,
-    require_no_prompt,
     require_no_space,
     require_quotes,
+    require_rows,
     sign_of,
     utf16,
     vote,
@@ -351,7 +351,7 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
-    require_no_prompt(document, items, path)
+    require_rows(document, items, path)
     return items
 
 

@@ -128,13 +128,19 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
         )
 
 
+SPLITS_BESIDE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+
+
 def items_of(document: Any) -> list[Any]:
-    """The list that a document is or holds alone, the rows of a table of pandas, or else the document as one item."""
+    """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
+    one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
+    if isinstance(document.get("train"), list) and document.keys() <= SPLITS_BESIDE:
+        return document["train"]
     if len(lists) == 1 and not is_chat(lists[0]):
         return lists[0]
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
@@ -146,8 +152,13 @@ FOR_ALL_ROWS = re.compile(
 )
 
 
-def require_no_prompt(document: Any, items: list[Any], path: object) -> None:
-    """Refuses a prompt beside the list of rows: it is meant for all of them, and none has it."""
+def require_rows(document: Any, items: list[Any], path: object) -> None:
+    """Refuses a prompt beside the list of rows, which is meant for all of them, and none has it; and what the viewer
+    shows of a dataset."""
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and rows[0].keys() >= {"row_idx", "row"}:
+        found = f"{path} is an answer of the Hub's viewer, which cuts long cells and gives 100 rows at most"
+        raise unreadable(found, "a dataset", hint="use the id of the dataset, or its own files")
     holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
     for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
         if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
