@@ -426,6 +426,20 @@ def test_a_header_that_cannot_be_read_ends_it(tmp_path: Path, name: str, options
         assert (tmp_path / "rows.utf8.csv").read_text("utf-8-sig") == f"{head}\n{rows}"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "way"),
+    [
+        ("rows.tsv", 'question\tanswer\nWarm?\t"Yes" he said\nCold?\t"No" he said\n', "with quoting=3 and dtype=str"),
+        ("rows.csv", "text\nWell, it is warm.\nWell, it is cold.\n", "quotes around its cells, which a comma"),
+    ],
+)
+def test_a_table_whose_header_is_right_is_told_of_its_quotes(tmp_path: Path, name: str, text: str, way: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(model="m", data=name))
+    assert way in _data(tmp_path / name)[1]["error"]["hint"] and way in caught.value.hint
+
+
 def test_rows_of_another_encoding_that_fix_leaves_out_are_told(tmp_path: Path) -> None:
     rows = "".join(f"{'Grün' if n % 3 else 'Rot'} {n}?;{n}\n" for n in range(9))
     (tmp_path / "rows.csv").write_bytes(f"Frage;Antwort\n{rows}".encode("windows-1252"))

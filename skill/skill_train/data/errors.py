@@ -33,7 +33,11 @@ def empty(recipe: Recipe) -> UsageError:
 MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
-NO_ROW = f"mend the header of a table, or {ROWS_IN_LINES}; one JSON document is a .json file"
+NO_ROW = (
+    "mend the header of a table, or the quotes around its cells, which a comma or a quote in a cell needs, or "
+    f"{ROWS_IN_LINES}: of a table without quotes pandas reads each line with quoting=3 and dtype=str; one JSON document "
+    "is a .json file"
+)
 
 
 def open_quote(line: int) -> str:
