@@ -340,6 +340,15 @@ def test_captions_ask_nothing(folder: Path, row: dict[str, Any], words: str) -> 
         dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
 
 
+def test_a_second_column_of_pictures_has_a_way_on(folder: Path) -> None:
+    """The lines of the hint keep the first one."""
+    _write(folder, [_asks("a.png") | {"mask": "b.png"}] * 2)
+    code, answer = answered("data", "rows.jsonl")
+    mapping = answer["error"]["hint"].partition("names the columns trains on them alone: ")[2]
+    (folder / "map.yaml").write_text("data: rows.jsonl\n" + mapping.replace(", columns", "\ncolumns"))
+    assert (code, answered("data", "--recipe", "map.yaml")[1]["data"]["pictures"]["count"]) == (2, 2)
+
+
 def test_a_text_model_refuses_pictures_as_before(folder: Path) -> None:
     _write(folder, [_asks("a.png")])
     with pytest.raises(UsageError, match="only text is trained") as caught:

@@ -183,6 +183,18 @@ def test_a_recipe_that_names_the_columns_trains_on_the_text(commands: Commands, 
     assert "pictures" in [warning["code"] for warning in done.answer["warnings"]]
 
 
+@pytest.mark.parametrize("model", [[], ["--model", str(tiny.cached("gemma"))]], ids=["no model", "a model of text"])
+def test_a_column_beside_right_rows_has_a_way_on(commands: Commands, tmp_path: Path, model: list[str]) -> None:
+    """Such as the address that a text is from. The lines of the hint train the text."""
+    row = {"url": "https://e.org/a.jpg", "question": "What?", "answer": "A cat."}
+    training.write_data(tmp_path, [row] * 24)
+    hint = _run(commands, tmp_path, "data", "rows.jsonl", *model).answer["error"]["hint"]
+    assert hint.endswith("the text alone: format: question_answer, columns: {answer: answer, question: question}")
+    mapping = hint.partition("alone: ")[2].replace(", columns", "\ncolumns")
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\n{mapping}\n")
+    assert _run(commands, tmp_path, "data", "--recipe", "recipe.yaml").code == 0
+
+
 def test_a_job_refuses_them_too(tmp_path: Path) -> None:
     """The training program runs alone there."""
     data = training.write_data(tmp_path, [TEXT["named in a sentence"]] * 3)

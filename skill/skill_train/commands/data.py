@@ -19,7 +19,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import ALL_ALIKE, NO_ROW, open_quote, rewriting_command, wrong_columns
+from skill_train.data.errors import ALL_ALIKE, NO_ROW, columns_alone, open_quote, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -342,6 +342,8 @@ def _impossible(inspection: Inspection) -> UsageError:
         error.expected = "the columns of that method, as references/datasets.md has them"
     if "sft" in others:
         error.hint = shlex.join(["skill-train", "data", inspection.recipe.data, "--method", "sft"])
+    elif inspection.method == "sft" and inspection.detected is not None:  # a column of pictures stands beside its own
+        error.hint = columns_alone(inspection.detected)
     elif others:
         error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error

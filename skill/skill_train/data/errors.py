@@ -35,8 +35,8 @@ ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or
 
 NO_ROW = (
     "mend the header of a table, or the quotes around its cells, which a comma or a quote in a cell needs, or "
-    f"{ROWS_IN_LINES}: of a table without quotes pandas reads each line with quoting=3 and dtype=str; one JSON document "
-    "is a .json file"
+    f"{ROWS_IN_LINES}: of a table without quotes pandas reads each line with quoting=3 and dtype=str; "
+    "one JSON document is a .json file"
 )
 
 
@@ -88,11 +88,7 @@ def media_error(
         )
     hint = "train a vision model on pictures (references/vision.md), or use a dataset of text"
     if detected is not None:
-        import yaml
-
-        columns = {"columns": detected.columns}
-        text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
-        hint = f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}"
+        hint = columns_alone(detected)
     return UsageError(
         f"{what}, and without a vision model only text is trained",
         code="not_text",
@@ -100,6 +96,16 @@ def media_error(
         got=got,
         hint=hint,
     )
+
+
+def columns_alone(detected: DetectedFormat) -> str:
+    """The hint for rows beside whose columns another one of pictures, sounds or films stands."""
+    import yaml
+
+    columns = {"columns": detected.columns}
+    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+    what = "them" if "images" in detected.columns else "the text"
+    return f"a recipe that names the columns trains on {what} alone: format: {detected.format}, {text[1:-1]}"
 
 
 def refused_row(
