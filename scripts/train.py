@@ -3696,11 +3696,15 @@ QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs 
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
-def sign_of(first_line: str, suffix: str) -> str:
+def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
-    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in header), ",")
+    signs = [sign for sign in ",;\t|" if sign in header]
+    if suffix == ".tsv" or len(signs) < 2:
+        return "\t" if suffix == ".tsv" else "".join(signs) or ","
+    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)]
+    return max(signs, key=lambda sign: sum(row.count(sign) == header.count(sign) for row in rows))
 
 
 def utf16(raw: bytes) -> str | None:
@@ -4046,7 +4050,7 @@ def table_rows(path: Path) -> Iterator[Line]:
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     first = next(text_lines(path, []), "")
-    sign, unsure = sign_of(first, path.suffix.lower()), not first.startswith('"')
+    sign, unsure = sign_of(first, path.suffix.lower(), text_lines(path, [])), not first.startswith('"')
     names: list[str] | None = None
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record

@@ -687,6 +687,27 @@ def test_a_sign_inside_of_quotes_parts_no_columns(tmp_path: Path, head: str, nam
     assert list(iter_rows(str(tmp_path / "rows.csv"), split="train")) == [(2, dict(zip(names, "12", strict=True)))]
 
 
+@pytest.mark.parametrize(
+    ("lines", "columns"),
+    [
+        (["Frage, kurz;Antwort", "Warm?;Ja, sehr.", "Kalt?;Nein."], ["Frage, kurz", "Antwort"]),
+        (["Frage;Antwort, lang", "Warm?;Ja, warm, sehr.", '"Kalt?";"Nein, ""nie"""'], ["Frage", "Antwort, lang"]),
+        (["a, b\tc", "Warm?\tYes.", "Cold?\tNo, no, no."], ["a, b", "c"]),
+        (["question,answer; short", "Warm?,Yes; it is.", "Cold?,No."], ["question", "answer; short"]),
+        (["question,answer; short", "Warm?,Yes; it is."], ["question", "answer; short"]),
+        (["question,answer|more", '"Warm,', 'or what?",Yes.', "Cold?,No."], ["question", "answer|more"]),
+        (["question,answer;more"], ["question", "answer;more"]),
+    ],
+)
+def test_of_two_signs_in_a_header_the_rows_have_one(tmp_path: Path, lines: list[str], columns: list[str]) -> None:
+    """As often as the header. The comma, where they do not tell."""
+    path = tmp_path / "rows.csv"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    rows = list(iter_rows(str(path), split="train"))
+    assert all(list(row) == columns for _, row in rows) and len(rows) == sum(line[-1] != "," for line in lines) - 1
+    assert numbered(path.read_bytes(), path.name, whole=True) == rows
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": "plain"}\n'), ("a.csv", "text,id\nplain,1\n")])
 def test_utf_16_of_plain_letters_is_no_utf_8(tmp_path: Path, name: str, text: str, encoding: str) -> None:

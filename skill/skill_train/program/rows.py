@@ -235,7 +235,7 @@ def table_rows(path: Path) -> Iterator[Line]:
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     first = next(text_lines(path, []), "")
-    sign, unsure = sign_of(first, path.suffix.lower()), not first.startswith('"')
+    sign, unsure = sign_of(first, path.suffix.lower(), text_lines(path, [])), not first.startswith('"')
     names: list[str] | None = None
     for record in records_of(text_lines(path, wrong_bytes), sign):
         start, cells, lines, _ = record

@@ -114,7 +114,7 @@ def _skip(text: str, at: int) -> int:
 def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     first = text.partition("\n")[0]
-    sign = sign_of(first, f".{kind}")
+    sign = sign_of(first, f".{kind}", io.StringIO(text, newline=""))
     records = list(records_of(io.StringIO(text, newline=""), sign, strict=whole))
     if (error := next((error for *_, error in records if error is not None), None)) is not None:
         raise _broken(name, str(error))

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from skill_train.program.events import Refused
@@ -16,13 +17,18 @@ QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs 
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
-def sign_of(first_line: str, suffix: str) -> str:
-    """What stands between cells, in a .csv the first of these signs that the header has outside of quotes: Excel writes
-    a semicolon where the comma is for decimals."""
+def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
+    """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
+    a semicolon where the comma is for decimals. Of several it is the one that most of the first `lines` have as often;
+    the first, where they do not tell."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
-    return "\t" if suffix == ".tsv" else next((sign for sign in ",;\t|" if sign in header), ",")
+    signs = [sign for sign in ",;\t|" if sign in header]
+    if suffix == ".tsv" or len(signs) < 2:
+        return "\t" if suffix == ".tsv" else "".join(signs) or ","
+    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)]
+    return max(signs, key=lambda sign: sum(row.count(sign) == header.count(sign) for row in rows))
 
 
 def utf16(raw: bytes) -> str | None:
