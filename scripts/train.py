@@ -3693,6 +3693,7 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
 
 SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
 QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
+SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # of a document
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
@@ -3700,10 +3701,8 @@ def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
-    signs = [sign for sign in ",;\t|" if sign in header]
-    if suffix == ".tsv" or len(signs) < 2:
-        return "\t" if suffix == ".tsv" else "".join(signs) or ","
-    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)]
+    signs = "\t" if suffix == ".tsv" else [sign for sign in ",;\t|" if sign in header] or ","
+    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)] if len(signs) > 1 else []
     return max(signs, key=lambda sign: sum(row.count(sign) == header.count(sign) for row in rows))
 
 
@@ -3783,69 +3782,45 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
 
 
 def require_no_space(record: Record, sign: str, columns: int, table: object) -> None:
-    """Refuses a row with a space between a sign and a quote: the quotes would be text, and a line break or a sign in
-    them would end the cell."""
     start, cells, lines, _ = record
     text = sign + "".join(lines)
-    spaced = [cell for cell in cells if cell[:1] == " " and cell.lstrip(" ")[:1] == '"'] if ' "' in text else []
+    spaced = [cell for cell in cells if cell.lstrip(" ")[:1] == '"' != cell[:1]] if ' "' in text else []
     if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
         return
     if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
-        raise unreadable(
-            f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text",
-            "quotes right behind the sign between cells",
-            lines[0][:80].rstrip(),
-            "remove these spaces, or write the rows to a .jsonl file: pandas reads the table with "
-            "skipinitialspace=True and dtype=str",
-        )
+        found = f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text"
+        hint = "remove such spaces; pandas reads the table with skipinitialspace=True and dtype=str"
+        raise unreadable(found, "no space there", lines[0][:80].rstrip(), hint)
 
 
-SPLITS_BESIDE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+# Beside the rows of a document: what is meant for all of them, and is in none.
+FOR_ALL = re.compile(r"sys(?:tem|[_ -]).*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE)
 
 
-def items_of(document: Any) -> list[Any]:
+def items_of(document: Any, path: object) -> list[Any]:
+    """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
+    one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
-    if isinstance(document.get("train"), list) and document.keys() <= SPLITS_BESIDE:
-        return document["train"]
+    if isinstance(train := document.get("train"), list) and document.keys() <= SPLITS_ALONE:
+        return train
     if len(lists) == 1 and not is_chat(lists[0]):
+        texts = (name for name, value in document.items() if value and isinstance(value, (str, dict)))
+        name = next(filter(FOR_ALL.fullmatch, texts), None)
+        if name is not None and lists[0] and isinstance(lists[0][0], dict):
+            hint = "write it into each row, a system prompt as its column `system`, or remove it"
+            raise unreadable(f"{path} has {name!r} beside its rows", "rows alone", str(document[name])[:80], hint)
         return lists[0]
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
 
 
-# Of an object that holds the rows: what is said before each question.
-FOR_ALL_ROWS = re.compile(
-    r"sys(?:tem|[_ -])[\w -]*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE
-)
-
-
-def require_rows(document: Any, items: list[Any], path: object) -> None:
-    rows = document.get("rows") if isinstance(document, dict) else None
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and rows[0].keys() >= {"row_idx", "row"}:
-        found = f"{path} is an answer of the Hub's viewer, which cuts long cells and gives 100 rows at most"
-        raise unreadable(found, "a dataset", hint="use the id of the dataset, or its own files")
-    holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
-    for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
-        if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
-            hint = "write it into each row, a system prompt as its column `system`, or remove it"
-            raise unreadable(
-                f"{path} has {name!r} beside its rows", "rows with all that they say", str(value)[:80], hint
-            )
-
-
-OF_CONVERSATION = {"parent_id", "message_id", "conversation_id", "message_tree_id", "dialogue_id", "dialog_id"}
-
-
 def is_message(names: Iterable[str]) -> bool:
-    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names} or is_part(names)
-
-
-def is_part(names: Iterable[str]) -> bool:
     there = {*names}
-    return "text" in there and bool({"role", "speaker"} & there) and bool(OF_CONVERSATION & there)
+    part = {"role", "text"} <= there and not there.isdisjoint({"message_id", "parent_id", "conversation_id"})
+    return part or {"role", "content"} <= there or {"from", "value"} <= there
 
 
 def is_chat(item: Any) -> bool:
@@ -3900,6 +3875,7 @@ LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens tak
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
 # Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
+DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 
 
@@ -4005,20 +3981,10 @@ def json_lines(path: Path) -> Iterator[Line]:
             yield number, row, raw
         elif raw.strip():
             row = parsed(raw, f"line {number} of {path}")
-            if number == 1 and isinstance(row, Broken) and path.suffix.lower() != ".json":
-                require_lines(path, raw.strip())
+            if number == 1 and isinstance(row, Broken) and raw.rstrip()[-1:] in b",[{" and path.suffix != ".json":
+                row.refusal.error["hint"] = DOCUMENT  # of its lines one may be an object by chance
+                raise row.refusal
             yield number, row, raw
-
-
-def require_lines(path: Path, first: bytes) -> None:
-    if first.endswith((b",", b"[", b"{")):
-        document = shlex.quote(str(path.with_suffix(".json")))
-        raise unreadable(
-            f"line 1 of {path} is part of a JSON document",
-            "one JSON object a line",
-            beginning(first),
-            f"one JSON document is a .json file: rename it to {document}; or else remove the commas behind the lines",
-        )
 
 
 def parsed(raw: bytes, where: str) -> Row | Broken:
@@ -4152,8 +4118,7 @@ def json_items(path: Path) -> list[Any] | None:
         return row
 
     try:
-        document = json.loads(whole_text(path), object_pairs_hook=noted)
-        items = items_of(document)
+        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted), path)
     except (ValueError, RecursionError):
         return None
     if repeating:
@@ -4161,7 +4126,6 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
-    require_rows(document, items, path)
     return items
 
 

@@ -55,7 +55,13 @@ def test_messages_of_a_tree_are_no_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside", [{"role": "nurse"}, {"message_id": "a"}, {"from": "a@example.org", "message_id": "a"}, {"speaker": "Ann"}]
+    "beside",
+    [
+        {"role": "nurse"},
+        {"message_id": "a"},
+        {"from": "a@example.org", "message_id": "a"},
+        {"role": "x", "content": "y"},
+    ],
 )
 def test_a_text_may_say_who_wrote_it(tmp_path: Path, beside: dict[str, Any]) -> None:
     recipe = Recipe(model="m", data=str(write_data(tmp_path, [beside | {"text": "It is warm."}])))

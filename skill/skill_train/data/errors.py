@@ -34,9 +34,8 @@ MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
 NO_ROW = (
-    "mend the header of a table, or the quotes around its cells, which a comma or a quote in a cell needs, or "
-    f"{ROWS_IN_LINES}: of a table without quotes pandas reads each line with quoting=3 and dtype=str; "
-    "one JSON document is a .json file"
+    f"mend the header of a table, or the quotes around its cells, which a comma or a quote needs, or {ROWS_IN_LINES} "
+    "(pandas reads a table without quotes with quoting=3 and dtype=str); one JSON document is a .json file"
 )
 
 

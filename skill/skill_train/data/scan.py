@@ -27,7 +27,7 @@ from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import SLICE, Broken, canonical
-from skill_train.program.tables.shape import is_part
+from skill_train.program.tables.shape import is_message
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -253,7 +253,8 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
 def usual_format(row: Row, *, pictures: bool) -> DetectedFormat | None:
     """The format that this row has; None for a message of a conversation, whose text is not trained alone."""
     detected = detect(row, pictures=pictures)
-    return None if detected is not None and detected.format == "text" and is_part(row) else detected
+    text = detected is not None and detected.format == "text" and row.keys().isdisjoint({"content", "value"})
+    return None if text and is_message(row) else detected
 
 
 def _check_mapping(data_format: str, columns: dict[str, str], optional: list[str]) -> None:

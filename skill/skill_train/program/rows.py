@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ from skill_train.program.tables.shape import (
     records_of,
     require_no_space,
     require_quotes,
-    require_rows,
     sign_of,
     utf16,
     vote,
@@ -74,6 +72,7 @@ LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens tak
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
 # Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
+DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 
 
@@ -187,22 +186,10 @@ def json_lines(path: Path) -> Iterator[Line]:
             yield number, row, raw
         elif raw.strip():
             row = parsed(raw, f"line {number} of {path}")
-            if number == 1 and isinstance(row, Broken) and path.suffix.lower() != ".json":
-                require_lines(path, raw.strip())
+            if number == 1 and isinstance(row, Broken) and raw.rstrip()[-1:] in b",[{" and path.suffix != ".json":
+                row.refusal.error["hint"] = DOCUMENT  # of its lines one may be an object by chance
+                raise row.refusal
             yield number, row, raw
-
-
-def require_lines(path: Path, first: bytes) -> None:
-    """Refuses a first line that goes on in the next one. Of such a document a line may be an object by chance, and
-    would be the only row."""
-    if first.endswith((b",", b"[", b"{")):
-        document = shlex.quote(str(path.with_suffix(".json")))
-        raise unreadable(
-            f"line 1 of {path} is part of a JSON document",
-            "one JSON object a line",
-            beginning(first),
-            f"one JSON document is a .json file: rename it to {document}; or else remove the commas behind the lines",
-        )
 
 
 def parsed(raw: bytes, where: str) -> Row | Broken:
@@ -342,8 +329,7 @@ def json_items(path: Path) -> list[Any] | None:
         return row
 
     try:
-        document = json.loads(whole_text(path), object_pairs_hook=noted)
-        items = items_of(document)
+        items = items_of(json.loads(whole_text(path), object_pairs_hook=noted), path)
     except (ValueError, RecursionError):
         return None
     if repeating:
@@ -351,7 +337,6 @@ def json_items(path: Path) -> list[Any] | None:
         holding = (n for n, item in enumerate(items, start=1) if any(id(node) in objects for _, node in nodes_in(item)))
         number = next(holding, None)
         raise repeated_key(str(path) if number is None else f"item {number} of {path}", repeating[0][1])
-    require_rows(document, items, path)
     return items
 
 

@@ -14,20 +14,18 @@ from skill_train.program.examples import MEND, Row, unreadable
 
 SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
 QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
+SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # of a document
 Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
-    a semicolon where the comma is for decimals. Of several it is the one that most of the first `lines` have as often;
-    the first, where they do not tell."""
+    a semicolon where the comma is for decimals. Of several, the first that most `lines` have as often."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
-    signs = [sign for sign in ",;\t|" if sign in header]
-    if suffix == ".tsv" or len(signs) < 2:
-        return "\t" if suffix == ".tsv" else "".join(signs) or ","
-    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)]
+    signs = "\t" if suffix == ".tsv" else [sign for sign in ",;\t|" if sign in header] or ","
+    rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)] if len(signs) > 1 else []
     return max(signs, key=lambda sign: sum(row.count(sign) == header.count(sign) for row in rows))
 
 
@@ -117,27 +115,23 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
 
 
 def require_no_space(record: Record, sign: str, columns: int, table: object) -> None:
-    """Refuses a row with a space between a sign and a quote: the quotes would be text, and a line break or a sign in
-    them would end the cell. A cell of a .tsv may begin so, because most programs write it without quotes."""
+    """Refuses quotes behind a sign and a space: they would be text. In a .tsv, mostly without quotes, they may be."""
     start, cells, lines, _ = record
     text = sign + "".join(lines)
-    spaced = [cell for cell in cells if cell[:1] == " " and cell.lstrip(" ")[:1] == '"'] if ' "' in text else []
+    spaced = [cell for cell in cells if cell.lstrip(" ")[:1] == '"' != cell[:1]] if ' "' in text else []
     if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
         return
     if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
-        raise unreadable(
-            f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text",
-            "quotes right behind the sign between cells",
-            lines[0][:80].rstrip(),
-            "remove these spaces, or write the rows to a .jsonl file: pandas reads the table with "
-            "skipinitialspace=True and dtype=str",
-        )
+        found = f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text"
+        hint = "remove such spaces; pandas reads the table with skipinitialspace=True and dtype=str"
+        raise unreadable(found, "no space there", lines[0][:80].rstrip(), hint)
 
 
-SPLITS_BESIDE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+# Beside the rows of a document: what is meant for all of them, and is in none.
+FOR_ALL = re.compile(r"sys(?:tem|[_ -]).*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE)
 
 
-def items_of(document: Any) -> list[Any]:
+def items_of(document: Any, path: object) -> list[Any]:
     """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
     one item."""
     if not isinstance(document, dict):
@@ -145,47 +139,23 @@ def items_of(document: Any) -> list[Any]:
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
-    if isinstance(document.get("train"), list) and document.keys() <= SPLITS_BESIDE:
-        return document["train"]
+    if isinstance(train := document.get("train"), list) and document.keys() <= SPLITS_ALONE:
+        return train
     if len(lists) == 1 and not is_chat(lists[0]):
+        texts = (name for name, value in document.items() if value and isinstance(value, (str, dict)))
+        name = next(filter(FOR_ALL.fullmatch, texts), None)
+        if name is not None and lists[0] and isinstance(lists[0][0], dict):
+            hint = "write it into each row, a system prompt as its column `system`, or remove it"
+            raise unreadable(f"{path} has {name!r} beside its rows", "rows alone", str(document[name])[:80], hint)
         return lists[0]
     return by_columns(document) or by_index(document) or by_cells(document) or [document]
 
 
-# Of an object that holds the rows: what is said before each question.
-FOR_ALL_ROWS = re.compile(
-    r"sys(?:tem|[_ -])[\w -]*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE
-)
-
-
-def require_rows(document: Any, items: list[Any], path: object) -> None:
-    """Refuses a prompt beside the list of rows, which is meant for all of them, and none has it; and what the viewer
-    shows of a dataset."""
-    rows = document.get("rows") if isinstance(document, dict) else None
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and rows[0].keys() >= {"row_idx", "row"}:
-        found = f"{path} is an answer of the Hub's viewer, which cuts long cells and gives 100 rows at most"
-        raise unreadable(found, "a dataset", hint="use the id of the dataset, or its own files")
-    holder = document if isinstance(document, dict) and any(value is items for value in document.values()) else {}
-    for name, value in holder.items() if any(isinstance(item, dict) for item in items) else ():
-        if isinstance(value, (str, dict)) and value and FOR_ALL_ROWS.fullmatch(name):
-            hint = "write it into each row, a system prompt as its column `system`, or remove it"
-            raise unreadable(
-                f"{path} has {name!r} beside its rows", "rows with all that they say", str(value)[:80], hint
-            )
-
-
-OF_CONVERSATION = {"parent_id", "message_id", "conversation_id", "message_tree_id", "dialogue_id", "dialog_id"}
-
-
 def is_message(names: Iterable[str]) -> bool:
     """Whether these are the columns of one message, which is no row."""
-    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names} or is_part(names)
-
-
-def is_part(names: Iterable[str]) -> bool:
-    """Whether these are the columns of a message that says which conversation it is of, as in OpenAssistant's files."""
     there = {*names}
-    return "text" in there and bool({"role", "speaker"} & there) and bool(OF_CONVERSATION & there)
+    part = {"role", "text"} <= there and not there.isdisjoint({"message_id", "parent_id", "conversation_id"})
+    return part or {"role", "content"} <= there or {"from", "value"} <= there
 
 
 def is_chat(item: Any) -> bool:
