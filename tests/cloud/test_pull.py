@@ -430,7 +430,7 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(
     pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | others).encode()
     if not others:
         pushed[PROOF] = b"{}"
-    cloud.hub.add("model", "me/tickets", pushed)
+    cloud.hub.add("model", "me/tickets", pushed, private=True)
     cloud.keep(cloud_runs.checkpoint(5))
     cloud_runs.wait_for(cloud.start("pass"))
     data = _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]
@@ -830,6 +830,21 @@ def test_no_job_is_paid_for_whose_repository_leaves_the_result_out(cloud: Cloud)
         assert (*done.error, cloud.hub.jobs_created) == (2, "output_changed", 1)
         assert "adapter_model.safetensors is in its .gitignore" in done.answer["error"]["message"]
     repository.files[".gitignore"] = b"*.tmp"
+    assert cloud.on("resume", "--yes").data["attempt"] == 2
+
+
+@pytest.mark.parametrize("kind", ["repository", "bucket"])
+def test_no_job_writes_to_a_place_that_was_made_public(cloud: Cloud, kind: str) -> None:
+    """Private when the run was sent, and public since: checkpoints and the result would be everybody's to read."""
+    _cancelled(cloud)
+    repository = cloud.hub.add("model", "me/tickets", {"README.md": b"mine"}, private=True)
+    place: Any = repository if kind == "repository" else cloud.hub.buckets[BUCKET]
+    place.private = False
+    for more in ((), ("--yes",)):
+        done = cloud.on("resume", *more)
+        assert (*done.error, cloud.hub.jobs_created) == (3, "public_repository", 1)
+        assert ("me/tickets" if kind == "repository" else BUCKET) in done.answer["error"]["message"]
+    place.private = True
     assert cloud.on("resume", "--yes").data["attempt"] == 2
 
 

@@ -101,16 +101,22 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
     return tuple(file for file in repository.files if file not in _EMPTY)
 
 
-def require_result_taken(plan: Plan) -> None:
-    """Asks whether the repository for the result takes it. One that does not exist, or that this token may not write,
-    says nothing.
+def require_places(plan: Plan, bucket: str | None) -> None:
+    """Asks whether the places that the next job of a run writes to are still private, and take the result. One that
+    does not exist, or that this token may not see, says nothing.
 
     Raises:
-        UsageError: its .gitignore leaves files of the result out.
+        DecisionNeeded: the bucket or the repository is public.
+        UsageError: the .gitignore of the repository leaves files of the result out.
     """
     name = plan.policy.hub_model_id
     with contextlib.suppress(AccessError):
+        if bucket and patiently(lambda: repositories.bucket_is_private(bucket)) is False:
+            raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
+    with contextlib.suppress(AccessError):
         if name and (repository := patiently(lambda: repositories.find("model", name))):
+            if not repository.private:
+                raise _public(f"the repository {name}", f"make it private on https://huggingface.co/{name}/settings")
             _ask_taken(repository, plan.recipe.finetuning_type)
 
 

@@ -57,7 +57,7 @@ def write_elsewhere(console: Console, options: SubmitOptions, order: Order, fold
     run = RunDir(folder)
     if options.nodes == 1:  # a run on several machines does not push
         unchecked: list[str] = []
-        preflight.unless_unavailable(lambda: preflight.require_result_taken(order.plan), "repository", unchecked)
+        preflight.unless_unavailable(lambda: preflight.require_places(order.plan, None), "repository", unchecked)
         for what in unchecked:
             console.warn("hub_unreachable", f"not checked, {what}")
     with locked(run, "submit"):
