@@ -569,7 +569,7 @@ def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     assert (done.code, done.data["attempt"], done.data["reused"]) == (0, 2, False)
     first, second = cloud.hub.jobs.all
     assert second.spec["timeoutSeconds"] == 2880
-    assert second.labels == first.labels | {"attempt": "2", "name": "tickets"}
+    assert second.labels == first.labels | {"attempt": "2", "name": "tickets", "timeout": "2880"}
     assert [v["path"] for v in second.spec["volumes"] if v["mountPath"] == "/data"] == [FOLDER]
     assert second.spec["command"][-3:] == ["/data/train.py", "/data/plan.json", "--job"]
     assert sorted(second.secrets) == ["HF_TOKEN"]
@@ -745,6 +745,24 @@ def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud
     _end(cloud, second["job_id"])
     done = cloud.on("resume", "--timeout", "10m", "--yes")
     assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 2)
+
+
+def test_the_ceiling_of_a_job_is_known_on_another_machine(cloud: Cloud, tmp_path: Path) -> None:
+    """Ten minutes of a t4-small are 6.7 cents. The other folder knows the job by its id alone; labels have no dot."""
+    _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    second = cloud.on("resume", "--timeout", "10m", "--max-cost", "0.0684", "--yes").data["job_id"]
+    labels = cloud.hub.jobs.all[1].labels
+    assert (labels["timeout"], labels["max-cost-millionths"]) == ("600", "68400")
+    _end(cloud, second)
+    cloud.hub.jobs.all[1].started = cloud.hub.jobs.all[1].finished - 60  # it is paid for a minute
+    other = str(tmp_path / "other")
+    for more in ((), ("--yes",)):
+        done = cloud.call("resume", f"me/{second}", "--run-dir", other, "--timeout", "10m", *more)
+        assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 2)
+        assert done.answer["error"]["expected"] == "at most $0.068"
+    assert cloud.call("resume", other, "--timeout", "10m", "--max-cost", "1", "--yes").data["attempt"] == 3
+    assert cloud.hub.jobs.all[2].labels["max-cost-millionths"] == "1000000"
 
 
 def test_a_finished_run_is_pulled(cloud: Cloud) -> None:

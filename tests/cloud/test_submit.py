@@ -847,6 +847,41 @@ def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, desk
     assert hub.jobs_created == 2
 
 
+def test_the_limit_of_a_job_holds_in_a_folder_that_finds_it(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    """Half an hour of a t4-small is 0.20 dollars: more than is left of 0.21 once a minute was paid for."""
+    small = (*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes")
+    call(*small, "--run-dir", "a", "--max-cost", "0.205")
+    assert call(*small, "--run-dir", "b").data["reused"] is True
+    [job] = hub.jobs.all
+    job.become("RUNNING")
+    job.become("CANCELED")
+    job.started = job.finished - 60
+    for folder in ("a", "b"):
+        assert _other(desk, here, "resume", folder, "--yes").error == (3, "over_budget")
+        [known] = json.loads((here / folder / "cloud.json").read_text())["jobs"]
+        assert known["max_cost"] == 0.205
+    assert hub.jobs_created == 1
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["its timeout", "of an earlier version"])
+def test_a_job_that_runs_counts_with_its_timeout(hub: Hub, call: Any, known: bool) -> None:
+    """Half an hour of a t4-small is 0.20 dollars, and two of them 0.40."""
+    small = (*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes")
+    call(*small, "--run-dir", "a")
+    [job] = hub.jobs.all
+    if not known:
+        del job.labels["timeout"]
+    new = (*small, "--run-dir", "b", "--force-new", "--max-cost")
+    done = call(*new, "0.39")
+    assert done.error == (3, "over_budget")
+    if known:
+        assert "$0.20 of the jobs before it" in done.answer["error"]["got"]
+        assert call(*new, "0.4").data["reused"] is False
+    else:
+        assert done.answer["error"]["got"] == "a running job with an unknown time limit"
+        assert done.answer["next"] == [f"skill-train wait me/{job.id}"]
+
+
 def test_a_job_whose_plan_cannot_be_read_has_no_known_bound(hub: Hub, call: Any) -> None:
     """It may have been sent with a longer timeout than the one that is computed here."""
     call(*SAID, "--timeout", "9h", "--run-dir", "a", "--yes")

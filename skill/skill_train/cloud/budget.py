@@ -172,7 +172,7 @@ def _check_ceiling(job_budget: Budget, max_cost: float, spent: float, command: s
             code="over_budget",
             expected=f"at most {dollars(max_cost)}",
             got=job_budget.basis,
-            hint="try again when the Hub lists its prices, or omit --max-cost",
+            hint="run the same command again when the Hub lists its price, or name another --flavor",
         )
     if job_budget.most_usd + spent > max_cost + 1e-9:
         before = f", and {dollars(spent)} of the jobs before it" if spent else ""

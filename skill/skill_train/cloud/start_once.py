@@ -153,7 +153,7 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
         flavor=job.flavor,
         timeout_seconds=timeout_seconds,
         environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": record.run_id},
-        labels=cloud_record.labels(record, job.number),
+        labels=cloud_record.labels(record, job.number) | cloud_record.limits(timeout_seconds, job.max_cost),
         name=(plan.policy.hub_model_id or "").split("/")[-1],
         dependencies=dependencies(plan),
         mounts=() if mount is None else (mount,),
@@ -197,9 +197,11 @@ def inspect_new_job(record: CloudRecord) -> Job | None:
 
 def started_job(requested: CloudJob, job: Job) -> CloudJob:
     """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
-    only that folder knows its timeout."""
+    only that folder knows its timeout. Its limit of cost holds here too, unless this request has one."""
     created = records.timestamp(job.created_at) if job.created_at else None
     started = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
+    if requested.max_cost is None:
+        started = msgspec.structs.replace(started, max_cost=job.max_cost)
     if job.flavor in (None, requested.flavor):
         return started
     return msgspec.structs.replace(started, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)

@@ -31,12 +31,15 @@ def spent_by_jobs(
     for job_id in sorted({*noted, *listed} - {excluded_job_id}):
         cost = _cost(listed.get(job_id), noted.get(job_id))
         if cost is None:
+            live = job_id in listed and listed[job_id].live
             raise DecisionNeeded(
                 f"--max-cost cannot be checked, because the cost of this plan's job {job_id} is unknown",
                 code="over_budget",
                 expected="the cost of every job of the plan",
-                got="no price, or no running time",
-                hint=f"see hf jobs inspect {namespace}/{job_id}, then run the same command without --max-cost",
+                got="a running job with an unknown time limit" if live else "no price, or no running time",
+                hint=f"skill-train wait {namespace}/{job_id}"
+                if live
+                else f"see hf jobs inspect {namespace}/{job_id}, and ask the user whether another job may be paid for",
             )
         total += cost
     return total
@@ -83,4 +86,5 @@ def _cost(now: Job | None, noted: CloudJob | None) -> float | None:
             return 0.0  # waiting is free
         if now.finished_at is not None:
             return dollars((now.finished_at - now.started_at).total_seconds(), price)
-    return dollars(noted.timeout_seconds, price) if noted is not None else None
+    limit = noted.timeout_seconds if noted is not None else None
+    return dollars(now.timeout_seconds if limit is None and now is not None else limit, price)

@@ -203,7 +203,8 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     plan = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, plan.policy.hub_model_id or "", data=_data(order))
-    job = CloudJob(1, "starting", plan.flavor or "", plan.timeout_seconds or 0, records.timestamp(), order.usd_per_hour)
+    limits = plan.timeout_seconds or 0, records.timestamp(), order.usd_per_hour
+    job = CloudJob(1, "starting", plan.flavor or "", *limits, max_cost=order.max_cost)
     return start_once.specification(run, plan, record, job)
 
 

@@ -118,7 +118,7 @@ def _budget(options: ResumeOptions, ended: Snapshot) -> tuple[Budget, str]:
 
 
 def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
-    """The given `--max-cost`, or else that of the last job. A job from another folder has no known limit."""
+    """The given `--max-cost`, or else that of the last job that had one, in any folder."""
     if options.max_cost is not None:
         return options.max_cost
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)

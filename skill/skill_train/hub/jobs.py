@@ -59,6 +59,18 @@ class Job(msgspec.Struct, frozen=True):
         return int(attempt) if attempt.isdecimal() else 1
 
     @property
+    def timeout_seconds(self) -> int | None:
+        """Its time limit by its label, because the client leaves that out (2.4); None for a job without the label."""
+        seconds = self.labels.get("timeout", "")
+        return int(seconds) if seconds.isdecimal() else None
+
+    @property
+    def max_cost(self) -> float | None:
+        """The most dollars that all jobs of its plan may cost, by its label; None without a limit."""
+        millionths = self.labels.get("max-cost-millionths", "")
+        return int(millionths) / 1e6 if millionths.isdecimal() else None
+
+    @property
     def age_key(self) -> tuple[float, str]:
         """A sort key that is smaller for an older job, and the same on every machine."""
         return self.created_at.timestamp() if self.created_at else 0.0, self.id

@@ -143,6 +143,12 @@ def labels(record: CloudRecord, number: int) -> dict[str, str]:
     return {"skill-train": "1", "run": record.run_id, "plan": record.plan_hash, "attempt": str(number)}
 
 
+def limits(timeout_seconds: int, max_cost: float | None) -> dict[str, str]:
+    """Labels by which other folders and machines know what a job may cost. The Hub takes no dot in a label."""
+    most = {} if max_cost is None else {"max-cost-millionths": str(round(max_cost * 1e6))}
+    return {"timeout": str(timeout_seconds)} | most
+
+
 def record_path(run: RunDir) -> Path:
     return run.record("cloud")
 
