@@ -354,6 +354,42 @@ def test_a_repository_that_lacks_a_file_of_the_result(cloud: Cloud, tmp_path: Pa
     assert not cloud.run.record("pull").exists() and not cloud.run.record("train").exists()
 
 
+def test_a_result_that_was_changed_in_the_bucket_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -> None:
+    """Other bytes of the same size lie under the name of the adapter. The good copy is the repository's."""
+    files = cloud_runs.result()
+    name = "adapter/adapter_model.safetensors"
+    cloud.keep(files | {name: files[name].upper()})
+    cloud.hub.add("model", "me/tickets", _pushed(), private=True)
+    cloud_runs.wait_for(cloud.start("pass"))
+    resumed = _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")
+    assert (resumed["data"]["finished"], cloud.hub.jobs_created) == (True, 1)
+    shutil.rmtree(cloud.run.adapter)
+    answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
+    assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
+    assert (cloud.run.path / name).read_bytes() == files[name]
+
+
+@pytest.mark.parametrize("place", ["bucket", "repository", "both"])
+def test_where_no_place_has_the_result_any_more_the_run_goes_on(cloud: Cloud, tmp_path: Path, place: str) -> None:
+    """`pull` says `resume`, and that starts a job from the checkpoint in place of saying `pull`."""
+    files, pushed = cloud_runs.result(), _pushed()
+    name = "adapter/adapter_model.safetensors"
+    if place != "repository":
+        cloud.keep(files | {name: files[name].upper()})
+    if place != "bucket":
+        changed = {"adapter_model.safetensors": files[name].upper()}
+        cloud.hub.add("model", "me/tickets", pushed | changed, private=True)
+    cloud.keep(cloud_runs.checkpoint(10))
+    cloud_runs.wait_for(cloud.start("pass"))
+    run = str(cloud.run.path)
+    pulled = _child(cloud, tmp_path, "pull", run, code=6)
+    assert (pulled["error"]["code"], pulled["next"]) == ("kept_file_changed", [f"skill-train resume {run}"])
+    assert not cloud.run.record("train").exists()
+    shown = _child(cloud, tmp_path, "resume", run, code=3)
+    assert (shown["error"]["code"], shown["data"]["why"]["code"]) == ("confirm_cost", "nothing_kept")
+    assert _child(cloud, tmp_path, "resume", run, "--yes")["data"]["attempt"] == 2
+
+
 def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_path: Path) -> None:
     """A job pushes its record without rows of the data. Killed before pull.json, a pull goes on from there too."""
     record = json.loads(_pushed()["train.json"])

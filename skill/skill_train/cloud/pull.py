@@ -224,7 +224,7 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
             code="kept_file_changed",
             expected=in_words(file.digest) if file.digest else file.name,
             got=in_words(digest) if digest else "no such file",
-            hint=f"skill-train pull {quoted(run.path)}; if it fails again, something changed the bucket",
+            hint=f"skill-train resume {quoted(run.path)}",  # which looks at each place, and says what goes on
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)

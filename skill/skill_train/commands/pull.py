@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.cloud import bucket, find_run
-from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
 from skill_train.commands._command import RUN, argument, command, run_dir_option
 from skill_train.commands._ended_training import smoke_failure
+from skill_train.commands._fetching import from_bucket, from_repository
 from skill_train.commands._job_snapshot import why_not_pushed
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed, quoted
 from skill_train.core.units import megabytes
-from skill_train.run import train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
 
@@ -72,7 +71,7 @@ def pull(options: PullOptions, console: Console) -> Result:
 
 def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, list[str]]:
     """Fetches; returns `pull.json` and the names of the files that came. The result may only be in the repository,
-    because the bucket took no files."""
+    because the bucket took no files, or somebody changed them."""
     from skill_train.cloud import pull
 
     try:
@@ -81,8 +80,13 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
         if error.code != "kept_file_missing" or cloud.now.live:
             raise
         there, missing = None, error
-    if there is not None and (there.state == "done" or cloud.now.live):
-        return _from_bucket(console, here, there)
+    try:
+        if there is not None and (there.state == "done" or cloud.now.live):
+            return from_bucket(console, here, there)
+    except VerificationFailed as error:
+        if cloud.now.live:
+            raise
+        there, missing = None, error
     try:
         why = why_not_pushed(cloud, here)
     except AccessError as error:
@@ -90,30 +94,13 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
             raise missing or error from None
         why = error.message
     if not why:
-        return _from_repository(cloud, here)
+        return from_repository(cloud, here)
     if there is None:
         completed = cloud.now.stage == "COMPLETED"  # of such a job, `status` says `pull`
         helps = "wait" if cloud.now.live else "resume" if completed else "status"
         raise missing or pull.nothing_kept(here.path, why, helps)
     console.status(why)
-    return _from_bucket(console, here, there)
-
-
-def _from_bucket(console: Console, here: RunDir, there: StoredRun) -> tuple[Pull, list[str]]:
-    from skill_train.cloud import pull
-
-    with console.progress("fetching") as progress:
-        return pull.from_bucket(here, there, progress=progress)
-
-
-def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
-    from skill_train.cloud import pull
-    from skill_train.hub import models
-
-    repository = cloud.record.hub_model_id
-    pushed = pull.in_repository(train_record.read(models.model_file(repository, "train.json")))
-    folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
-    return pull.from_repository(here, repository, folder, commit)
+    return from_bucket(console, here, there)
 
 
 def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:

@@ -15,6 +15,7 @@ from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._command import DOLLARS, RUN, argument, command, option, run_dir_option
+from skill_train.commands._fetching import from_bucket, from_repository
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
@@ -127,7 +128,7 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
 def _ended_job(cloud: CloudRun, run: RunDir, console: Console) -> Snapshot:
     """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
     ended = snapshot(cloud, console)
-    if ended.story is not None or _has_result(cloud, run):
+    if ended.story is not None or _has_result(cloud, run, console):
         return ended
     story = Story(
         code="nothing_kept",
@@ -137,15 +138,21 @@ def _ended_job(cloud: CloudRun, run: RunDir, console: Console) -> Snapshot:
     return dataclasses.replace(ended, story=story)
 
 
-def _has_result(cloud: CloudRun, run: RunDir) -> bool:
+def _has_result(cloud: CloudRun, run: RunDir, console: Console) -> bool:
+    """Whether the result is here, or comes here now: what a bucket or a repository has may have been changed since."""
     with contextlib.suppress(UsageError):
         trained(run)
         return True
-    with contextlib.suppress(VerificationFailed):  # a file of it is gone
+    with contextlib.suppress(VerificationFailed):  # a file of it is gone, or is another one
         there = bucket.stored_run(cloud.record)
         if there is not None and there.state == "done":
+            from_bucket(console, run, there)
             return True
-    return not why_not_pushed(cloud, run)
+    with contextlib.suppress(VerificationFailed):
+        if not why_not_pushed(cloud, run):
+            from_repository(cloud, run)
+            return True
+    return False
 
 
 def _require_program(cloud: CloudRun) -> None:

@@ -1,0 +1,27 @@
+"""Brings the result of a run here: from the bucket of its job, or from the repository that the job pushed it to."""
+
+from __future__ import annotations
+
+from skill_train.cloud.bucket import StoredRun
+from skill_train.cloud.find_run import CloudRun
+from skill_train.cloud.pull import Pull
+from skill_train.core.console import Console
+from skill_train.run import train_record
+from skill_train.run.folder import RunDir
+
+
+def from_bucket(console: Console, here: RunDir, there: StoredRun) -> tuple[Pull, list[str]]:
+    from skill_train.cloud import pull
+
+    with console.progress("fetching") as progress:
+        return pull.from_bucket(here, there, progress=progress)
+
+
+def from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
+    from skill_train.cloud import pull
+    from skill_train.hub import models
+
+    repository = cloud.record.hub_model_id
+    pushed = pull.in_repository(train_record.read(models.model_file(repository, "train.json")))
+    folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
+    return pull.from_repository(here, repository, folder, commit)
