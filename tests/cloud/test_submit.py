@@ -925,6 +925,35 @@ def test_an_answer_that_comes_too_late(hub: Hub, desk: Any, call: Any, here: Pat
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
 
 
+def test_stopped_while_the_job_is_requested(hub: Hub, desk: Any, here: Path) -> None:
+    """Ctrl-C takes no request back: its job comes a moment later, and the command of the hint waits for it."""
+    env, pipe = hub.environment(desk[2]) | {"TEST_SETTLED_SECONDS": "20"}, subprocess.PIPE
+    hub.faults.add(CREATE, Fault(seconds=4.0))
+    words = program("submit", *SAID, "--run-dir", "a run", "--yes", "--format", "json")
+    child = subprocess.Popen(words, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True)
+    wait_until(lambda: any((each.method, each.path) == ("POST", "/api/jobs/me") for each in hub.log), 30)
+    child.send_signal(signal.SIGINT)
+    answer = json.loads(child.communicate(timeout=30)[0])
+    assert (child.returncode, answer["error"]["code"], hub.jobs_created) == (130, "interrupted", 0)
+    assert "may start" in answer["error"]["message"] and answer["next"] == ["skill-train cancel 'a run'"]
+    words = program("cancel", "a run", "--format", "json")
+    done = subprocess.run(words, cwd=here, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, hub.jobs_created, hub.jobs.all[0].stage) == (0, 1, "CANCELED"), done.stdout
+
+
+def test_stopped_before_the_job_is_requested(hub: Hub, desk: Any, here: Path) -> None:
+    """No job may start: the same command goes on."""
+    env, pipe = hub.environment(desk[2]), subprocess.PIPE
+    hub.faults.add("GET /api/jobs/hardware", Fault(seconds=4.0))
+    words = program("submit", *SAID, "--run-dir", "a", "--yes", "--format", "json")
+    child = subprocess.Popen(words, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True)
+    wait_until(lambda: any(each.path == "/api/jobs/hardware" for each in hub.log), 30)
+    child.send_signal(signal.SIGINT)
+    answer = json.loads(child.communicate(timeout=30)[0])
+    assert (child.returncode, answer["error"]["message"], hub.jobs_created) == (130, "interrupted", 0)
+    assert answer["error"]["hint"] == f"skill-train submit {' '.join(SAID)} --run-dir a --yes --format json"
+
+
 @pytest.mark.parametrize("more", [(), ("--run-dir", "new")], ids=["no folder", "folder"])
 def test_another_job_whose_answer_comes_too_late_is_looked_for(
     hub: Hub, desk: Any, call: Any, here: Path, more: tuple[str, ...]

@@ -25,7 +25,7 @@ def resume(
         UsageError: no job of this run ever began, so there is no folder to continue in.
         AccessError, Temporary: as `start_once.start`.
     """
-    with locked(run, "resume"):
+    with locked(run, "resume"), start_once.told_if_interrupted(run):
         record = _settled(run, cloud_record.submitted(run))
         now = find_run.newest_job(record)
         if now is not None and record.last_begun is not None and record.folder is None:  # left out earlier

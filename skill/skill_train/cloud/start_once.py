@@ -7,16 +7,17 @@ an answer may create its job for two minutes, so no other job is created before 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from skill_train.core import waiting
-from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.core.errors import Interrupted, SkillTrainError, Temporary, quoted
 from skill_train.core.resources import train_program
 from skill_train.hub import jobs
 from skill_train.hub.client import patiently
@@ -33,6 +34,25 @@ PAUSE_SECONDS = 2.0  # before each look, because a listing may lag behind
 LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
 SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creates no job any more
 NOTICE_LOOKS = 5  # ten seconds between two notices about the search
+
+
+@contextlib.contextmanager
+def told_if_interrupted(run: RunDir) -> Iterator[None]:
+    """In this block Ctrl-C after the request for a job says that the job may start: nothing takes the request back."""
+    before = cloud_record.read(run)
+    try:
+        yield
+    except KeyboardInterrupt:
+        now = cloud_record.read(run)
+        if now is None or now.last in (None, before and before.last):
+            raise
+        raise Interrupted(
+            "interrupted, but the job was already requested: it may start, and then it costs money",
+            code="interrupted",
+            expected="no job, or one that you know of",
+            got=f"a job on {now.last.flavor}, requested at {now.last.asked_at}",
+            hint=f"skill-train cancel {quoted(run.path)}",
+        ) from None
 
 
 def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job]) -> CloudRecord:

@@ -108,7 +108,7 @@ def submit(run: RunDir, order: Order, *, force_new: bool) -> Sent:
         AccessError: the Hub refuses the job.
         Temporary: the Hub does not answer. The same command continues where this one stopped.
     """
-    with locked(run, "submit"):
+    with locked(run, "submit"), start_once.told_if_interrupted(run):
         sent = _existing(run, order, force_new=force_new)
         if sent is not None:
             return sent

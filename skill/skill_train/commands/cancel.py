@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from skill_train.cloud import bucket, find_run, poll
+from skill_train.cloud import bucket, find_run, poll, start_once
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._command import RUN, argument, command
@@ -12,6 +13,8 @@ from skill_train.commands._job_snapshot import until_end
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub import jobs
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir
 
 CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 
@@ -24,6 +27,9 @@ class CancelOptions:
 @command(CancelOptions, "skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json")
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
+    record = cloud_record.read(RunDir(Path(options.run)))
+    if record is not None and record.last is not None and record.last.job_id is None:
+        start_once.find_job_until_settled(record, record.last)  # requested, and maybe not there yet
     cloud = find_run.find(options.run)
     was_live = cloud.now.live
     if was_live:
