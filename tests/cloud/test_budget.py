@@ -35,6 +35,22 @@ def test_minutes_are_billed_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "timeout", "minutes"),
+    [
+        (65, 130, 600, (2, 3, 10)),  # each minute that is begun
+        (0, 60, 600, (1, 1, 10)),  # no step is left, and the job begins all the same
+        (0.9, 451, 440, (1, 8, 8)),  # it is stopped after 8 minutes, and costs no more
+        (3600, 7200, 5400, (60, 90, 90)),
+    ],
+)
+def test_the_estimate_is_of_minutes_that_are_billed(
+    low: float, high: float, timeout: int, minutes: tuple[int, ...]
+) -> None:
+    cost = _budget(_plan(low, high), timeout=timeout).as_dict()
+    assert [cost["low"], cost["high"], cost["most"]] == pytest.approx([each / 60 * 1.5 for each in minutes])
+
+
+@pytest.mark.parametrize(
     ("timeout", "max_cost", "expected"),
     [
         (None, 4.0, 9600),

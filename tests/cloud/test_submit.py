@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -405,14 +406,24 @@ def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
     assert (answer["next"], answer["error"]["hint"]) == ([], yes)  # to pay is decided by nobody but the user
     assert answer["data"]["cost_usd"]["most"] == pytest.approx(0.20)
     low, high = (answer["data"]["seconds"][end] for end in ("low", "high"))
-    assert answer["data"]["cost_usd"]["low"] == pytest.approx(low / 3600 * 0.4, abs=1e-3)
-    assert answer["data"]["cost_usd"]["high"] == pytest.approx(high / 3600 * 0.4, abs=1e-3)
+    assert answer["data"]["cost_usd"]["low"] == pytest.approx(-(-low // 60) / 60 * 0.4, abs=1e-6)
+    assert answer["data"]["cost_usd"]["high"] == pytest.approx(-(-high // 60) / 60 * 0.4, abs=1e-6)
     assert "$0.20 at most" in answer["error"]["message"]
     assert (hub.jobs_created, _tree(here)) == (0, before)
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
     told = call(*SAID, "--format", "human")
     assert "upload: data" in told.stdout and "the private bucket me/jobs-artifacts" in told.stdout
     assert call(*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes").data["timeout_seconds"] == 1800
+
+
+def test_no_job_is_expected_to_end_after_its_timeout(hub: Hub, call: Any) -> None:
+    """Between the ends of the estimate: it is stopped then."""
+    small = (*SAID, "--flavor", "t4-small")
+    seconds = call(*small).answer["data"]["seconds"]
+    timeout = int(seconds["low"] + seconds["high"]) // 2
+    end = call(*small, "--timeout", str(timeout), "--yes").data["expected_end"]
+    low, high = (datetime.fromisoformat(end[name]) for name in ("low", "high"))
+    assert (high - low).total_seconds() == pytest.approx(timeout - seconds["low"], abs=1.5)
 
 
 def test_the_timeout_keeps_to_the_ceiling(hub: Hub, call: Any) -> None:

@@ -28,7 +28,8 @@ class Cost(TypedDict):
 @dataclass(frozen=True)
 class Budget:
     """Attributes:
-    seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why.
+    seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why. The cost
+        is that of whole minutes until the timeout at most.
     most_usd: the cost of a job that runs until its timeout, which is the upper bound. None if no price is known.
     lowered: the computed timeout was shortened, so that `most_usd` stays within `max_cost`.
     """
@@ -111,8 +112,8 @@ def budget(
     if seconds is None:
         basis += f"; no estimate: {estimate.basis}"
     elif usd_per_hour is not None:
-        cost = (seconds[0] / 3600 * usd_per_hour, seconds[1] / 3600 * usd_per_hour)
-    most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
+        cost = (_bill(min(seconds[0], limit), usd_per_hour), _bill(min(seconds[1], limit), usd_per_hour))
+    most = None if usd_per_hour is None else _bill(limit, usd_per_hour)
     job_budget = Budget(need.flavor, limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
         _check_ceiling(job_budget, max_cost, spent, command)
@@ -136,6 +137,11 @@ def seconds_of(text: str) -> int:
             hint="--timeout 30m, --timeout 2h or --timeout 5400",
         )
     return seconds
+
+
+def _bill(seconds: float, usd_per_hour: float) -> float:
+    """Dollars of a job that runs so long: it is billed by the minute, and the first one is begun."""
+    return max(math.ceil(seconds / 60), 1) / 60 * usd_per_hour
 
 
 def _affordable(max_cost: float, usd_per_hour: float) -> int:

@@ -266,7 +266,8 @@ def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str,
     if budget.seconds is None or stage not in (None, *jobs.LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
     began = records.moment_of(job.created_at or job.asked_at)
-    low, high = (records.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
+    ends = (min(end, budget.timeout_seconds) for end in budget.seconds)  # then it is stopped
+    low, high = (records.timestamp(began + timedelta(seconds=end)) for end in ends)
     return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}
 
 
