@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,17 @@ def test_a_hub_that_cannot_say_whose_the_token_is(cloud: Cloud, monkeypatch: pyt
     cloud.hub.faults.add("GET /api/whoami-v2", faults.SERVER_ERROR, times=ALWAYS)
     done = cloud.call("status", "0" * 24)
     assert done.error == (8, "hub_error")
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_wrong_here(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Two minutes and a half of a t4-small are billed as three: 2 cents. Its ten minutes would be 6.7."""
+    job = _running(cloud)
+    info, ours = job.info, f"{datetime.now(UTC) - timedelta(hours=hours):%Y-%m-%dT%H:%M:%S.%fZ}"
+    durations = {"schedulingSecs": 1, "runningSecs": 150, "totalSecs": 151}
+    monkeypatch.setattr(job, "info", lambda: info() | {"startedAt": ours, "durations": durations})
+    data = cloud.on("status").data
+    assert 150 <= data["seconds"]["ran"] <= 151 and data["cost_usd"]["so_far"] == 0.02
 
 
 def test_a_person_reads_lines(cloud: Cloud) -> None:

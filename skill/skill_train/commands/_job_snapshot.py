@@ -40,10 +40,13 @@ class Snapshot:
 
     @property
     def ran_seconds(self) -> float | None:
-        """The running time; None before the job began."""
+        """The running time; None before the job began. The clock of this machine may be wrong by hours, so it only says
+        which part of the last second the Hub has not counted."""
         if self.now.started_at is None:
             return None
-        return max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
+        ran = max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
+        counted = self.now.running_seconds if self.now.finished_at is None else None
+        return ran if counted is None else min(max(ran, counted), counted + 1.0)
 
     def data(self) -> State:
         job, record, measured = self.cloud.job, self.cloud.record, self.speed

@@ -33,6 +33,7 @@ class Job(msgspec.Struct, frozen=True):
         message: the Hub's sentence about the end of the job; only it contains the exit code.
         bucket: `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start.
         mounts: its other volumes.
+        running_seconds: by the Hub's clock, until now or its end; None if the Hub does not say.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     mounts: tuple[Mount, ...] = ()
+    running_seconds: int | None = None
 
     @property
     def live(self) -> bool:
@@ -306,6 +308,7 @@ def _job(info: Any, namespace: str) -> Job:
             started_at=info.started_at,
             finished_at=info.finished_at,
             mounts=tuple(mount for mount in volumes if mount != bucket),
+            running_seconds=ran if isinstance(ran := getattr(info.durations, "running_secs", None), int) else None,
         )
 
 
