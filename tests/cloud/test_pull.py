@@ -120,6 +120,23 @@ def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monk
     assert (refused.code, len(cloud.hub.jobs.all)) == (3, 1), refused.answer
 
 
+def test_another_job_costs_no_more_than_was_shown(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour for 0.40 dollars, and a moment later for ten times that."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+    cloud.keep(cloud_runs.checkpoint(5))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
+    again = shlex.split(cloud.on("resume", "--timeout", "60m").answer["error"]["hint"])[1:]
+    assert again[-4:] == ["60m", "--yes", "--agreed", "0.40"]
+    for row in cloud.hub.hardware:
+        row.update({key: 10 * value for key, value in row.items() if key.startswith("unitCost")})
+    done = cloud.call(*again)
+    assert (*done.error, cloud.hub.jobs_created) == (3, "confirm_cost", 1)
+    assert done.answer["error"]["hint"].endswith(" --yes --agreed 4.01")
+    assert cloud.call(*shlex.split(done.answer["error"]["hint"])[1:]).data["attempt"] == 2
+
+
 @pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
 def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """hf_xet says so in words only."""
@@ -600,7 +617,7 @@ def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     assert data["timeout_seconds"] == 48 * 60  # 2,850 seconds in whole minutes
     # t4-small, $0.40 an hour: 1,800 seconds of training, and never more than 48 minutes.
     assert (data["cost_usd"]["low"], data["cost_usd"]["most"]) == (0.2, 0.32)
-    assert done.answer["error"]["hint"] == f"skill-train resume {cloud.run.path} --yes"
+    assert done.answer["error"]["hint"] == f"skill-train resume {cloud.run.path} --yes --agreed 0.32"
     done = cloud.on("resume", "--yes")
     assert (done.code, done.data["attempt"], done.data["reused"]) == (0, 2, False)
     first, second = cloud.hub.jobs.all

@@ -402,7 +402,7 @@ def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
     done = call(*SAID, "--flavor", "t4-small", "--timeout", "30m")
     assert done.error == (3, "confirm_cost")
     answer = done.answer
-    yes = f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes"
+    yes = f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes --agreed 0.20"
     assert (answer["next"], answer["error"]["hint"]) == ([], yes)  # to pay is decided by nobody but the user
     assert answer["data"]["cost_usd"]["most"] == pytest.approx(0.20)
     low, high = (answer["data"]["seconds"][end] for end in ("low", "high"))
@@ -414,6 +414,24 @@ def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
     told = call(*SAID, "--format", "human")
     assert "upload: data" in told.stdout and "the private bucket me/jobs-artifacts" in told.stdout
     assert call(*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes").data["timeout_seconds"] == 1800
+
+
+def test_a_price_that_rose_since_it_was_shown_is_shown_again(hub: Hub, call: Any) -> None:
+    """Half an hour of a t4-small is 0.20 dollars, and 4 dollars at twenty times its price, which has 4 digits here."""
+    small = (*SAID, "--flavor", "t4-small", "--timeout", "30m")
+    again = call(*small).answer["error"]["hint"].split()[2:]
+    low = hub.hardware
+    hub.hardware = [
+        row | {key: 20 * value for key, value in row.items() if key.startswith("unitCost")} for row in hub.hardware
+    ]
+    done = call(*again)
+    assert (*done.error, hub.jobs_created, done.answer["data"]["cost_usd"]["most"]) == (3, "confirm_cost", 0, 4.0002)
+    assert "this costs more than was agreed to: " in done.answer["error"]["message"]
+    assert done.answer["error"]["hint"].endswith(" --timeout 30m --yes --agreed 4.01")
+    limited = call(*small, "--max-cost", "5").answer["error"]["hint"]  # a bound already
+    assert limited.endswith(" --max-cost 5 --yes")
+    hub.hardware = low
+    assert call(*again).data["reused"] is False  # as it was shown
 
 
 def test_no_job_is_expected_to_end_after_its_timeout(hub: Hub, call: Any) -> None:

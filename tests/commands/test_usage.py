@@ -30,10 +30,12 @@ def test_rows_of_ones_own_are_no_option_of_evaluate() -> None:
 
 NUMBERS = [
     ("submit", "--max-cost"),
+    ("submit", "--agreed"),
     ("submit", "--max-hours"),
     ("submit", "--nodes"),
     ("plan", "--max-hours"),
     ("resume", "--max-cost"),
+    ("resume", "--agreed"),
     ("wait", "--timeout"),
     ("logs", "--tail"),
     ("evaluate", "--rows"),

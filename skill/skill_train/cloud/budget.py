@@ -54,6 +54,15 @@ class Budget:
         most = f"{dollars(self.most_usd)} at most, when it runs until its timeout"
         return most if self.cost_usd is None else f"{dollars(self.cost_usd[0])} to {dollars(self.cost_usd[1])}; {most}"
 
+    @property
+    def to_agree(self) -> str | None:
+        """The upper bound, up to the next cent: the value of `--agreed` in the hint; None if it is free or unknown."""
+        return None if not self.most_usd else f"{math.ceil(self.most_usd * 100 - 1e-9) / 100:.2f}"
+
+    def beyond(self, agreed: float | None) -> bool:
+        """Whether the job may cost more than these dollars, to which the user agreed."""
+        return agreed is not None and (self.most_usd is None or self.most_usd > agreed + 1e-9)
+
     def as_dict(self) -> Cost:
         low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
         most = None if self.most_usd is None else round(self.most_usd, 6)

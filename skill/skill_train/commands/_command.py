@@ -122,6 +122,7 @@ class Number(click.FloatRange):
 
 
 DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
+AGREED = "Dollars that the user agreed to: with --yes, a job that may cost more is only shown."
 HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
 BITS = Number(min=2, max=9)  # a weight
 DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats

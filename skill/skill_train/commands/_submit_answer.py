@@ -171,11 +171,12 @@ def _job_shown(checked: Checked) -> JobShown:
 
 
 def decision(options: SubmitOptions, checked: Checked) -> Result:
-    """The answer without --yes: nothing is sent."""
+    """The answer without --yes, or to more than was agreed to: nothing is sent."""
     data = _job_shown(checked)
-    again = command_of(options, yes=True)
+    agreed = None if options.max_cost is not None else checked.budget.to_agree  # --max-cost is a bound too
+    again = command_of(options, yes=True, agreed=agreed)
     error = DecisionNeeded(
-        f"this costs money: {checked.budget.in_words}",
+        f"this costs {'more than was agreed to' if options.yes else 'money'}: {checked.budget.in_words}",
         code="confirm_cost",
         expected="--yes, once the user has agreed to the cost and the uploads",
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",

@@ -26,7 +26,7 @@ from skill_train.run.job_spec import packages
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 
-_JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
+_JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse", "agreed")
 _SKYPILOT_ONLY = ("nodes", "infra")
 
 

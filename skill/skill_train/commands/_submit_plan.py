@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
-from skill_train.commands._command import DOLLARS, HOURS, PATH, Whole, argument, option, option_of, set_options
+from skill_train.commands._command import AGREED, DOLLARS, HOURS, PATH, Whole, argument, option, option_of, set_options
 from skill_train.commands._planning import (
     DEFAULT_HOURS,
     RECIPE_OPTIONS,
@@ -73,6 +73,7 @@ class SubmitOptions(RecipeFlags):
         None, "Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
     )
     yes: bool = option(False, "Accept the shown cost and uploads, and start the job.")
+    agreed: float | None = option(None, AGREED, DOLLARS)
 
     @property
     def recipe_flags(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._command import DOLLARS, RUN, argument, command, option, run_dir_option
+from skill_train.commands._command import AGREED, DOLLARS, RUN, argument, command, option, run_dir_option
 from skill_train.commands._fetching import from_bucket, from_repository
 from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
@@ -39,6 +39,7 @@ class ResumeOptions:
     )
     max_cost: float | None = option(None, "Most dollars that all jobs of the plan together may cost.", DOLLARS)
     yes: bool = option(False, "Start the job. Without this option the cost is shown and nothing is started.")
+    agreed: float | None = option(None, AGREED, DOLLARS)
 
 
 @command(
@@ -75,10 +76,8 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     console.status(f"the last job: {ended.story.message}")
     if ended.story.remedy in ("recipe", "data"):
         console.warn("same_again", f"the same recipe may fail in the same way: {ended.story.help}")
-    if not options.yes:
-        return _agreement(
-            ended, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
-        )
+    if not options.yes or budget.beyond(options.agreed):
+        return _agreement(ended, budget, options, command)
     record, reused = resume.resume(
         run,
         flavor=budget.flavor,
@@ -259,9 +258,12 @@ def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
     return " ".join(words)
 
 
-def _agreement(ended: Snapshot, budget: Budget, command: str) -> Result:
-    """The answer without --yes: the new job, its cost, and the command that starts it."""
+def _agreement(ended: Snapshot, budget: Budget, options: ResumeOptions, command: str) -> Result:
+    """The answer without --yes, or beyond what was agreed to: the new job, its cost, the command that starts it."""
     cloud, cost = ended.cloud, budget.as_dict()
+    command += f" --timeout {options.timeout} --yes" if options.timeout else " --yes"
+    if budget.to_agree is not None and _ceiling(options, cloud.record) is None:  # --max-cost is a bound too
+        command += f" --agreed {budget.to_agree}"
     error = DecisionNeeded(
         f"a new job on {budget.flavor} would continue from step {ended.kept_step}: {budget.in_words}",
         code="confirm_cost",

@@ -70,7 +70,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     checked = check_order(console, options, order, account, timeout)
     if options.dry_run:
         return _submit_answer.dry_run(run, checked)
-    if not options.yes:
+    if not options.yes or checked.budget.beyond(options.agreed):
         return _submit_answer.decision(options, checked)
     sent = submission.submit(run, checked.order, force_new=options.force_new)
     return _job_answer(console, options, run, sent, checked.order, timeout)
