@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+import planning
 from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_models import add_model
@@ -504,6 +505,7 @@ def test_a_run_or_an_adapter_as_the_model_is_refused_as_by_plan(hub: Hub, call: 
     error = call("--model", "run", "--data", ROWS).answer["error"]
     assert (error["code"], error["hint"]) == ("not_a_model", "use the merged model: run/merged")
     (here / "run" / "merged" / "config.json").write_text('{"model_type": "llama"}')
+    (here / "run" / "plan.json").write_text(json.dumps(planning.plan_document()))
     error = call("--model", "run/merged", "--data", ROWS).answer["error"]
     assert error["code"] == "local_input" and error["hint"].startswith("hf upload NAMESPACE/run-merged run/merged ")
     assert hub.log == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import planning
 import shared_runs
 import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
@@ -273,7 +274,33 @@ def test_sensitive_rows_stay_offline(hub: Hub, here: Path) -> None:
     assert (refused.returncode, _answer(refused)["error"]["code"]) == (3, "sensitive")
     flavor = _call(hub, here, "plan", "recipe.yaml", "--flavor", "t4-small")
     assert (flavor.returncode, _answer(flavor)["error"]["code"]) == (3, "sensitive")
+    assert _answer(flavor)["error"]["got"] == "--flavor t4-small"
     assert hub.log == []
+
+
+def test_what_a_sensitive_run_made_stays_here_too(hub: Hub, here: Path) -> None:
+    """Its merged model holds what the rows taught it, so that a run on top of it is as sensitive."""
+    before = here / "runs" / "before"
+    (before / "merged").parent.mkdir(parents=True)
+    (here / "model").rename(before / "merged")
+    words = ("--model", "runs/before/merged", "--data", "rows.jsonl")
+    for sensitive in (True, False):
+        document = planning.plan_document(recipe={"model": MODEL}, policy={"sensitive": sensitive})
+        (before / "plan.json").write_text(json.dumps(document))
+        assert _answer(_call(hub, here, "plan", *words, "--out", "plan.json"))["ok"]
+        plan = json.loads((here / "plan.json").read_text())
+        assert (plan["policy"]["sensitive"], plan["where"]) == (sensitive, "local")
+        for command in (("plan", *words, "--flavor", "t4-small"), ("submit", *words, "--flavor", "t4-small")):
+            refused = _call(hub, here, *command)
+            error = _answer(refused).get("error", {})
+            if sensitive:
+                assert (refused.returncode, error["code"]) == (3, "sensitive"), error
+                assert f"the recipe of {before.resolve()}, which made the base" in error["message"]
+                assert "hf upload" not in error["hint"] and "--where" not in error["got"]
+            else:
+                assert error.get("code") != "sensitive", error
+        if sensitive:
+            assert hub.log == []
 
 
 def test_sensitive_rows_with_a_model_on_the_hub(hub: Hub, here: Path) -> None:

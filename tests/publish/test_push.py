@@ -352,7 +352,21 @@ def test_what_is_refused(
     done, answer, _ = _push(hub, tmp_path / "home", run, *options, token=token)
     assert (done, answer["ok"]) == (code, False), answer
     assert name in (None, answer["error"]["code"])
+    assert name != "sensitive" or (answer["error"]["expected"] and answer["error"]["got"])
     assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
+
+
+def test_a_run_on_top_of_a_sensitive_one_is_refused(hub: Hub, tmp_path: Path, run: Path) -> None:
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    before = tmp_path / "before"
+    shutil.copytree(plan["recipe"]["model"], before / "merged")
+    _write(before / "plan.json", plan | {"policy": {"sensitive": True}})
+    _write(run / "plan.json", plan | {"recipe": plan["recipe"] | {"model": str(before / "merged")}})
+    planning.write_recipe_hash(run)
+    done, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")
+    assert (done, answer["error"]["code"]) == (3, "sensitive"), answer
+    assert f"the recipe of {before}, which made the base" in answer["error"]["message"]
+    assert hub.log == []
 
 
 def test_a_file_that_failed_goes_nowhere_beside_one_that_was_not_verified(run: Path) -> None:

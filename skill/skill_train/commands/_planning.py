@@ -31,7 +31,9 @@ from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes,
 from skill_train.model.parameter_count import loaded, with_files
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
+from skill_train.plan.ancestry import sensitive_run
 from skill_train.plan.placement import Choices, with_precision
+from skill_train.plan.where import stays_here
 from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.program.tokenizer import has_tokenizer
@@ -82,6 +84,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
     """
+    recipe = _with_policy_of_base(recipe, choices)
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     on_hub = not Path(recipe.model).is_dir()
     if on_hub:
@@ -108,6 +111,16 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
     return _plan(pinned(recipe, model.revision, data.revision), Facts(model, data, this), choices, offered, probe)
 
 
+def _with_policy_of_base(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe, which is sensitive where a run is that made its base: the base holds what that run learned."""
+    base_of = sensitive_run(recipe.model)
+    if base_of is None:
+        return recipe
+    if choices.where == "cloud":
+        raise stays_here(choices.where_because or "--where cloud", base_of)
+    return fields.from_dict(dataclasses.asdict(recipe) | {"sensitive": True})
+
+
 def machine_with_speeds() -> MachineFacts:
     """The facts of this machine, with how fast llama.cpp reads weights here if `bench` measured it."""
     this = read_machine()
@@ -119,6 +132,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     from skill_train.hub import models
     from skill_train.train import local
 
+    recipe = _with_policy_of_base(recipe, choices)
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)
     model = _facts_of_folder(recipe, folder, weights_needed=True)

@@ -30,6 +30,7 @@ from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
 from skill_train.model.folder import read_config
+from skill_train.plan.ancestry import sensitive_run
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_recipe
 from skill_train.plan.placement import Choices
 from skill_train.plan.where import stays_here
@@ -167,8 +168,9 @@ def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
 
 def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
     """Refuses, before any request, a model or data that cannot or may not leave this machine."""
-    if sensitive:
-        raise stays_here("submit")
+    base_of = sensitive_run(model)
+    if sensitive or base_of:
+        raise stays_here("submit", base_of)
     if Path(model).is_dir():
         if way_to_model(Path(model)):  # a run or an adapter, which `plan` refuses: an upload of it would be no model
             read_config(Path(model))

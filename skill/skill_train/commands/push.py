@@ -12,9 +12,11 @@ from skill_train.commands._command import PATH, argument, command, option
 from skill_train.commands._ended_training import smoke_failure, warn_of_base_rows
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, UsageError, quoted
+from skill_train.core.errors import UsageError, quoted
 from skill_train.hub import repositories, upload
 from skill_train.hub.upload import PushFile, Uploaded
+from skill_train.plan.ancestry import sensitive_run
+from skill_train.plan.where import stays_here
 from skill_train.publish.files import (
     chosen_parts,
     evaluation_of,
@@ -129,12 +131,9 @@ def gathered(options: PushOptions, console: Console) -> _Push:
     """The files and records to push, from which the card is made."""
     folder = open_run(options.run)
     training, plan = trained(folder), plan_record.read(folder.plan)
-    if plan.policy.sensitive:
-        raise DecisionNeeded(
-            "the recipe has sensitive: true, so its data and model may not leave this machine",
-            code="sensitive",
-            hint="keep it here; only the owner of the data may remove sensitive: true from the recipe",
-        )
+    base_of = sensitive_run(plan.recipe.model)
+    if plan.policy.sensitive or base_of:
+        raise stays_here(f"push {options.run}", base_of)
     repo = _repository(options.repo or plan.policy.hub_model_id, options.run)
     parts = chosen_parts(folder, options.part)
     base, on_hub = _base(plan.recipe)

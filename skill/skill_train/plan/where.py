@@ -8,6 +8,7 @@ has no rule, the estimate decides. A CUDA workstation is judged by its memory. r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import duration, gigabytes
@@ -49,7 +50,7 @@ def decide(
     advice = "cloud" if any(rule.value == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
-            raise stays_here("--where cloud")
+            raise stays_here(choices.where_because or "--where cloud")
         stays = Reason("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
         return "local", [stays, *fired]
     if choices.where is not None:
@@ -66,13 +67,15 @@ def _chosen(choices: Choices, where: str, overrode: str) -> Reason:
     return Reason("asked" if option else "command", where, reason + overrode, "user" if option else "command line")
 
 
-def stays_here(got: str) -> DecisionNeeded:
+def stays_here(got: str, base_of: Path | None = None) -> DecisionNeeded:
+    """The refusal. `base_of`: the run that made the base, where its recipe is the one that says so."""
     return DecisionNeeded(
-        "the recipe has sensitive: true, so its data and model may not leave this machine",
+        f"the recipe{f' of {base_of}, which made the base,' if base_of else ''} has sensitive: true, so its data and "
+        "model may not leave this machine",
         code="sensitive",
-        expected="a run on this machine",
+        expected="a run that stays on this machine",
         got=got,
-        hint="train on this machine; only the owner of the data may decide that it can leave",
+        hint="train on this machine, and keep the result here; only the owner of the data may decide that it can leave",
     )
 
 

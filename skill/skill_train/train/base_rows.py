@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from skill_train.plan.ancestry import made_by
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
@@ -17,7 +17,7 @@ def known_to_base(run: RunDir) -> Iterator[str]:
         UsageError: a record of one of the runs cannot be read.
     """
     plan, rows = plan_record.read(run.plan), {row["row"] for row in train_record.read_fed_rows(run.held_out)}
-    for base in _merged_in(plan) if rows else ():
+    for base in made_by(plan.recipe.model) if rows else ():
         earlier, training = plan_record.read(base.plan), base.record("train")
         held_out = {row["row"] for row in train_record.read_fed_rows(base.held_out)}
         whole = training.is_file() and len(held_out) == train_record.read(training).data.held_out_rows
@@ -26,16 +26,6 @@ def known_to_base(run: RunDir) -> Iterator[str]:
             yield f"{base.path} {why}, so whether it trained on the {len(rows)} held-out rows is not known"
         elif known := len(rows - held_out):
             yield f"{base.path} did not hold out {known} of the {len(rows)} held-out rows, which its data has"
-
-
-def _merged_in(plan: Plan) -> list[RunDir]:
-    runs: list[RunDir] = []
-    while (base := Path(plan.recipe.model).resolve()).name == "merged" and RunDir.is_one(base.parent):
-        if RunDir(base.parent) in runs:
-            break  # somebody edited a plan
-        runs.append(RunDir(base.parent))
-        plan = plan_record.read(runs[-1].plan)
-    return runs
 
 
 def _data_of(plan: Plan) -> tuple[object, ...]:
