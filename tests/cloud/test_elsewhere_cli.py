@@ -12,7 +12,8 @@ import yaml
 
 import tiny
 from command_child import Commands, Done
-from hub_emulator import Hub
+from hub_emulator import ALWAYS, Fault, Hub
+from hub_emulator.buckets import Bucket
 from hub_models import add_model
 from skill_train.core.resources import train_program
 
@@ -118,6 +119,73 @@ def test_a_repository_that_leaves_the_result_out_is_told_before_anything_is_writ
     assert call(*said[:-1], "--backend", "colab", "--run-dir", "alone", token=None).code == 0
     repository.files[".gitignore"] = b"*.tmp"
     assert call(*said[:-3], "--run-dir", "other", "--backend", "colab").code == 0
+
+
+@pytest.fixture
+def sky(tmp_path: Path) -> dict[str, str]:
+    """The PATH of a program called sky that writes what it was asked."""
+    (program := tmp_path / "bin" / "sky").parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > argv\n')
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("last", [(), ("--yes",)])
+def test_a_task_is_checked_as_a_job_is(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path, sky: dict[str, str], last: tuple[str, ...]
+) -> None:
+    """Its program pushes with the same token: nobody else's place, and none that everybody can read."""
+    server = desk[0]
+    for name in ("me/shown", "acme/shown"):
+        server.add("model", name, {"README.md": b""}, private=False)
+    asked = (*SAID, "--backend", "skypilot", "--flavor", "l4x1", "--run-dir", "r", *last)
+    refusals = [
+        (("--hub-model-id", "me/shown"), (3, "public_repository")),
+        (("--hub-model-id", "nobody/new"), (4, "no_permission")),
+        (("--hub-model-id", "nobody/new", "--namespace", "nobody"), (4, "no_permission")),
+        (("--namespace", "nobody"), (4, "no_permission")),
+    ]
+    for words, refusal in refusals:
+        assert call(*asked, *words, **sky).error == refusal, words
+    reader = server.new_token("read", ())
+    assert call(*asked, "--hub-model-id", "me/new", token=reader, **sky).error == (4, "no_permission")
+    writer = server.new_token("fineGrained", ("repo.write",))  # it rents no machine of the Hub
+    bucket = server.buckets.setdefault("me/jobs-artifacts", Bucket("me/jobs-artifacts", private=False))
+    bucket.private = False
+    assert call(*asked, "--hub-model-id", "me/new", **sky).error == (3, "public_repository")
+    assert not (tmp_path / "r").exists()
+    bucket.private = True
+    expected = (0, None) if last else (3, "confirm_cost")
+    done = call(*asked, "--hub-model-id", "me/new", token=writer, **sky)
+    assert (done.code, done.answer.get("error", {}).get("code")) == expected
+    assert done.answer["data"]["kept_in"].startswith("hf://buckets/me/jobs-artifacts/")
+
+
+def test_a_notebook_goes_into_no_public_repository(call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
+    """It has a token of its own, so that this one needs no permission."""
+    server = desk[0]
+    server.add("model", "me/seen", {"README.md": b""}, private=False)
+    said = (*SAID, "--backend", "colab", "--run-dir", "r", "--hub-model-id")
+    for token in ("", None):
+        assert call(*said, "me/seen", token=token).error == (3, "public_repository")
+    assert not (tmp_path / "r").exists()
+    assert call(*said, "other/new", token=server.new_token("read", ())).data["hub_model_id"] == "other/new"
+
+
+def test_a_hub_that_does_not_answer_is_told_without_yes_and_stops_the_launch(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path, sky: dict[str, str]
+) -> None:
+    server = desk[0]
+    asked = (*SAID, "--backend", "skypilot", "--flavor", "l4x1", "--hub-model-id", "me/new", "--run-dir", "r")
+    server.faults.add("GET /api/whoami-v2", Fault(503), times=ALWAYS)
+    try:
+        done = call(*asked, **sky)
+        assert done.error == (3, "confirm_cost")
+        assert [each["code"] for each in done.answer["warnings"]].count("hub_unreachable") == 1
+        assert call(*asked, "--yes", **sky).code == 8
+        assert not (tmp_path / "r" / "skypilot" / "argv").exists()
+    finally:
+        server.faults.clear()
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,26 @@ def test_a_repository_that_leaves_the_result_out_ends_the_job_before_it_costs(
     )
 
 
+def test_a_repository_that_somebody_made_public_is_not_written(
+    hub: Hub, straight: Path, tmp_path: Path, disk: Path
+) -> None:
+    """At the start, before it costs, and at the push, where what was trained stays in the bucket."""
+    repository = hub.add("model", "me/tuned", {"README.md": b"old"}, private=False)
+    run = _write(tmp_path / "run", hub_model_id="me/tuned")
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, [e["event"] for e in events]) == (3, ["stage", "failed"])
+    error = json.loads((run / "train.failed.json").read_text())["error"]
+    assert error["code"] == "public_repository" and "hf repos settings me/tuned --private" in error["hint"]
+    lines = tuple(json.dumps(event) for event in events)
+    story = explain(Ending("ERROR", "Job failed with exit code: 3", lines=lines), run="runs/x")
+    assert (story.code, story.exit_code, story.next[0]) == ("public_repository", 3, "skill-train resume runs/x")
+    keep_results(straight, run, None)
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, events[-1]["error"]["code"]) == (5, "push_failed")
+    assert "is public" in events[-1]["error"]["message"]
+    assert (set(repository.files), repository.history) == ({"README.md"}, {})
+
+
 def test_a_repository_that_leaves_files_out_gets_no_half_of_a_result(
     hub: Hub, straight: Path, tmp_path: Path, disk: Path
 ) -> None:

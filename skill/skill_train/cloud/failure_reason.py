@@ -185,6 +185,7 @@ _OWN_REMEDY = {
     "native_crash": "again",
     "push_failed": "again",
     "output_changed": "again",
+    "public_repository": "again",
     "not_kept": "again",
     "missing_package": "again",
     "device_unavailable": "again",

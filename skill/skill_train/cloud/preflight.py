@@ -51,8 +51,8 @@ def signed_in_account() -> Account:
     return account
 
 
-def namespace(account: Account, requested: str | None) -> str:
-    """The user or organisation that runs and pays for the job.
+def namespace(account: Account, requested: str | None, *, of_job: bool = True) -> str:
+    """The user or organisation that runs and pays for the job, or that has the bucket of a run elsewhere.
 
     Raises:
         AccessError: it belongs to somebody else, or the token may not run jobs or write there.
@@ -67,7 +67,7 @@ def namespace(account: Account, requested: str | None) -> str:
             got=name,
             hint=f"use --namespace {account.name}, or omit the option",
         )
-    for permission in ("job.write", "repo.write"):
+    for permission in ("job.write", "repo.write") if of_job else ("repo.write",):
         _require(account, permission, name)
     return name
 
@@ -95,8 +95,7 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
     if repository is None:
         return ()
     patiently(lambda: repositories.check_access("model", name, write=True))
-    if not repository.private:
-        raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
+    _require_private(repository, f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
     _ask_taken(repository, method)
     return tuple(file for file in repository.files if file not in _EMPTY)
 
@@ -115,9 +114,13 @@ def require_places(plan: Plan, bucket: str | None) -> None:
             raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     with contextlib.suppress(AccessError):
         if name and (repository := patiently(lambda: repositories.find("model", name))):
-            if not repository.private:
-                raise _public(f"the repository {name}", f"make it private on https://huggingface.co/{name}/settings")
+            _require_private(repository, f"hf repos settings {name} --private makes it private")
             _ask_taken(repository, plan.recipe.finetuning_type)
+
+
+def _require_private(result: Repository, hint: str) -> None:
+    if not result.private:
+        raise _public(f"the repository {result.name}", hint)
 
 
 def _ask_taken(repository: Repository, method: str) -> None:

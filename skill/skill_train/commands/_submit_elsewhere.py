@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._command import option_of
-from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
+from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan, order_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.facts import Flavor
@@ -51,19 +53,44 @@ def _names_a_machine(source: Path | None) -> bool:
     return plan is not None and plan.where == "cloud"
 
 
-def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
+def write_elsewhere(console: Console, options: SubmitOptions, plan: Plan, run: RunDir) -> Result:
     """Writes the task or the notebook to the run directory; with --yes launches the task."""
+    order = _checked_order(console, options, plan)
     flavor = _flavor(order.plan.flavor)
-    run = RunDir(folder)
-    if options.nodes == 1:  # a run on several machines does not push
-        unchecked: list[str] = []
-        preflight.unless_unavailable(lambda: preflight.require_places(order.plan, None), "repository", unchecked)
-        for what in unchecked:
-            console.warn("hub_unreachable", f"not checked, {what}")
     with locked(run, "submit"):
         if options.backend == "colab":
             return _notebook(run, order, flavor)
         return _task(console, options, run, order, flavor)
+
+
+def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Order:
+    """The order, once the Hub said that it takes the run, and keeps it private. A notebook has a token of its own, and
+    a task without --yes may get another one: there only the owner is needed, and what is not checked is told."""
+    unchecked: list[str] = []
+    launches = options.yes and options.backend == "skypilot"
+
+    def ask(what: str, check: Callable[[], Any]) -> Any:
+        return check() if launches else preflight.unless_unavailable(check, what, unchecked)
+
+    owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
+    somebody = there = account.Account("unchecked", owner)
+    if not owner:
+        there = preflight.signed_in_account()
+    elif options.backend == "skypilot" and account.token() is not None:
+        there = ask("token", preflight.signed_in_account) or somebody
+        if owner in there.orgs:
+            options = dataclasses.replace(options, namespace=owner)
+    order = order_of(options, plan, there)
+    is_ours = options.backend == "skypilot" and there.state == "valid"
+    if is_ours:
+        ask("bucket", lambda: preflight.require_private_places(order.namespace, None, there, with_data=False))
+    if options.nodes == 1:  # a run on several machines does not push
+        name, method = order.plan.policy.hub_model_id or "", plan.recipe.finetuning_type
+        of_ours = partial(preflight.result_repository, there, name, method)
+        ask("repository", of_ours if is_ours else partial(preflight.require_places, order.plan, None))
+    for what in unchecked:
+        console.warn("hub_unreachable", f"not checked, {what}")
+    return order
 
 
 def _flavor(name: str | None) -> Flavor:

@@ -182,7 +182,9 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 
 def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
     """The order: the plan with its repository and data, and the last known price. The checks get today's price."""
-    place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
+    place, of_job = account.name, options.backend == cloud_record.BACKEND
+    if account.state == "valid":
+        place = preflight.namespace(account, options.namespace, of_job=of_job)
     staged = stage_data.stage_plan(plan)
     if staged is not None:
         stage_data.require_no_secrets(staged)
@@ -190,13 +192,6 @@ def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
             require_folders_of_a_repository(Path(plan.recipe.data), sorted(staged.pictures))
     price = flavors.usd_per_hour(plan.flavor)
     return Order(with_repository(plan, options, place), place, price, staged, options.data_repo, options.max_cost)
-
-
-def order_elsewhere(options: SubmitOptions, plan: Plan) -> Order:
-    """The order for machines of other providers. It needs the owner of the result; the token is checked only if no
-    owner was given."""
-    owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
-    return order_of(options, plan, Account("unchecked", owner) if owner else preflight.signed_in_account())
 
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:

@@ -19,7 +19,6 @@ from skill_train.commands._submit_plan import (
     SubmitOptions,
     cloud_plan,
     command_of,
-    order_elsewhere,
     order_of,
     recipe_of,
     run_dir_of,
@@ -54,7 +53,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     if not cloud_record.record_path(run).is_file():
         require_own_folder(run, plan)
     if options.backend != "hf_jobs":
-        return _submit_elsewhere.write_elsewhere(console, options, order_elsewhere(options, plan), run.path)
+        return _submit_elsewhere.write_elsewhere(console, options, plan, run)
     try:
         account = account_of(options)
     except AccessError as error:

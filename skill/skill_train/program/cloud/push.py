@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skill_train.program.cloud.kept import PROOF, result_names, without_rows
-from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
+from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
 from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import Plan, Recipe
 
@@ -56,6 +56,15 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
     def attempt() -> str:
         api.create_repo(repo, private=True, exist_ok=True)
+        if not api.repo_info(repo).private:
+            raise Refused(
+                f"the repository {repo} is public, and this run stores private files",
+                code="public_repository",
+                exit_code=EXIT_DOES_NOT_FIT,
+                expected="a private one",
+                got="public",
+                hint=f"make it private (hf repos settings {repo} --private), then start the run again",
+            )
         asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
         api.preupload_lfs_files(repo, asked)
         if left_out := [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)]:
