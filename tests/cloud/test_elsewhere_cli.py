@@ -305,6 +305,29 @@ def test_a_task_of_several_machines_is_no_job_of_one(
         assert commands.run(tmp_path, server.environment(home), command, "r").answer["next"] == [again]
 
 
+def test_a_task_that_was_launched_is_followed_and_stopped_with_sky(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path, sky: dict[str, str]
+) -> None:
+    """Nobody who wants to stop a machine is told to launch one. It stays so when the task is written again."""
+    server, commands, home = desk
+    asked = (*SAID, "--backend", "skypilot", "--flavor", "l4x1", "--run-dir", "r e")
+    shown = call(*asked).answer
+    assert "is not known here" in shown["error"]["message"] and "which SkyPilot shows" not in str(shown)
+    assert "sky launch --dryrun 'r e/skypilot/task.yaml'" in shown["error"]["message"]
+    for words in ((*asked, "--yes"), ("r e", "--backend", "skypilot")):
+        answer = call(*words, **sky).answer
+        name, bucket = answer["data"]["cluster"], answer["data"]["kept_in"]
+        ways = [f"sky logs {name}", f"hf buckets sync {bucket} 'r e'", f"sky down {name}"]
+        assert f"sky down {name}" in answer["data"]["how"]
+        assert "--yes" not in words or answer["next"] == ways
+        for command in ("cancel", "pull", "wait", "logs", "resume"):
+            done = commands.run(tmp_path, server.environment(home), command, "r e")
+            error = done.answer["error"]
+            assert done.error == (2, "missing_step") and "submit" not in error["hint"], command
+            assert all(way in error["hint"] for way in ways), error
+        assert commands.run(tmp_path, server.environment(home), "status", "r e").answer["next"] == ways
+
+
 def test_a_task_goes_on_with_its_machines(call: Any, tmp_path: Path) -> None:
     first = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--run-dir", "r").answer["data"]
     task = (tmp_path / first["task"]).read_bytes()

@@ -63,6 +63,10 @@ def find(name: str) -> CloudRun:
     if match and not Path(name).is_dir():
         return _by_id(name, match["namespace"] or _namespace(), match["id"])
     run = RunDir(Path(name))
+    if (run.path / "skypilot").is_dir() and not cloud_record.record_path(run).is_file():
+        from skill_train.cloud.elsewhere import skypilot  # late: `status` of a job does without it
+
+        skypilot.require_not_launched(run.path)
     record = cloud_record.submitted(run)
     if record.last is None:
         raise never_started(name)

@@ -151,7 +151,8 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
-    data["how"] = how = f"follow the run: sky queue, sky logs {task['name']}; fetch its files: {back}"
+    follow = f"follow the run: sky queue, sky logs {task['name']}; stop its machines: sky down {task['name']}"
+    data["how"] = how = f"{follow}; fetch its files: {back}"
     resources = task["resources"]
     lines = [
         f"task: {folder / 'task.yaml'}, {nodes} x {resources['accelerators']}",
@@ -162,16 +163,17 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         data,
         human=lambda rich: _draw(rich, run, plan, lines, how),
         quiet=str(folder / "task.yaml"),
-        next=[f"sky logs {task['name']}", back] if options.yes else [],
-        error=None if options.yes else _confirm(options, task),
+        next=list(skypilot.ways_to(run.path) or ()) if options.yes else [],
+        error=None if options.yes else _confirm(options, task, folder / "task.yaml"),
     )
 
 
-def _confirm(options: SubmitOptions, task: skypilot.Task) -> DecisionNeeded:
+def _confirm(options: SubmitOptions, task: skypilot.Task, file: Path) -> DecisionNeeded:
+    see = f"sky launch --dryrun {quoted(file)}"
     return DecisionNeeded(
-        "this rents machines at the price of each cloud, which SkyPilot shows before it starts them",
+        f"this rents machines at the price of a cloud, which is not known here and which --yes accepts; {see} shows it",
         code="confirm_cost",
-        expected="--yes, to launch the task with the `sky` of this machine",
+        expected="--yes, once the user has agreed to the price, to launch the task with the `sky` of this machine",
         got=f"{task['num_nodes']} x {task['resources']['accelerators']}",
         hint=command_of(options, yes=True),
     )

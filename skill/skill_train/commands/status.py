@@ -70,7 +70,12 @@ def _local_state(run: RunDir) -> tuple[Result, bool]:
     words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
     following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
     failed = data["stage"] == "COMPLETED" and data["why"]
-    return state_result(data, [] if failed else [following]), data["stage"] == "RUNNING"
+    commands = [] if failed else [following]
+    if data["stage"] == "ELSEWHERE":
+        from skill_train.cloud.elsewhere import skypilot  # late: `status` of a run here does without it
+
+        commands = list(skypilot.ways_to(run.path) or commands)
+    return state_result(data, commands), data["stage"] == "RUNNING"
 
 
 def _state_of(run: RunDir) -> State:

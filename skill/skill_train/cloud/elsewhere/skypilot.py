@@ -18,7 +18,7 @@ from typing import NamedTuple, TypedDict
 
 from msgspec.structs import replace
 
-from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError
+from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError, quoted
 from skill_train.core.resources import node_program, program_packages, train_program
 from skill_train.facts import Flavor
 from skill_train.plan import launch_args
@@ -47,6 +47,7 @@ IDLE_MINUTES = 10  # between the end of the run and the release of the machines
 _PACKAGES_GB = 100  # image, CUDA libraries and packages
 _ONE_MACHINE = ("NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE")  # tuning for a single PCIe machine
 _VENV = "~/skill-train-venv"
+_LAUNCHED = "launched"  # a file beside the task
 _SETUP = f"""\
 command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
 export PATH="$HOME/.local/bin:$PATH"
@@ -207,6 +208,37 @@ def chosen_places(task: Task) -> list[str] | None:
     return None if places == clouds(None, task["num_nodes"]) else places
 
 
+def ways_to(run: Path) -> tuple[str, str, str] | None:
+    """The commands that follow, fetch and stop a run whose task was launched from here; None for another run.
+
+    Raises:
+        UsageError: the task was edited to something else.
+    """
+    task = written_task(run / "skypilot") if (run / "skypilot" / _LAUNCHED).is_file() else None
+    if task is None:
+        return None
+    bucket = re.search(r"hf://\S+", task["run"])
+    back = f"hf buckets sync {bucket[0] if bucket else 'BUCKET'} {quoted(run)}"
+    return f"sky logs {quoted(task['name'])}", back, f"sky down {quoted(task['name'])}"
+
+
+def require_not_launched(run: Path) -> None:
+    """Refuses to look for the job of a run that SkyPilot has: nothing of it is known here.
+
+    Raises:
+        UsageError: its task was launched from here.
+    """
+    if ways := ways_to(run):
+        follow, back, stop = ways
+        raise UsageError(
+            f"{run} was launched by SkyPilot, which tells this machine nothing of it",
+            code="missing_step",
+            expected="a run with a job of Hugging Face",
+            got="a task for SkyPilot",
+            hint=f"{follow} shows it, {stop} stops its machines, and {back} fetches its files",
+        )
+
+
 def timeout_of(task: Task) -> int | None:
     found = re.search(r" --timeout (\d+)", task["run"])
     return int(found[1]) if found else None
@@ -240,8 +272,11 @@ def write_task(folder: Path, task: Task, plan: Path, data: dict[str, Path], pack
     """
     import yaml
 
+    launched = (folder / _LAUNCHED).is_file()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    if launched:
+        (folder / _LAUNCHED).touch()
     for source in (train_program(), node_program(), plan):
         shutil.copyfile(source, folder / source.name)
     for name, source in data.items():
@@ -280,6 +315,7 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
             hint="hf auth login",
         )
     words = command(sky, name)
+    (folder / _LAUNCHED).touch()  # first: a launch that fails may have rented machines
     done = subprocess.run(words, cwd=folder, env=os.environ | {"HF_TOKEN": token}, stdout=2, check=False)
     if done.returncode != 0:
         raise TrainingFailed(
