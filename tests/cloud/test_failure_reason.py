@@ -110,6 +110,29 @@ def test_a_program_that_said_nothing_but_its_last_words(line: str, code: str, ex
 
 
 @pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (  # what transformers 5.23 prints at the end of every start [ran]
+            (
+                "ValueError: the frobnicator is missing",
+                "/venv/lib/transformers/training_args.py:1541: FutureWarning: `gradient_checkpointing` is deprecated",
+                "  warnings.warn(",
+            ),
+            "ended with exit code 1: ValueError: the frobnicator is missing",
+        ),
+        (("a/b.py:3: UserWarning: old", "  warnings.warn("), "ended with exit code 1"),
+        (
+            ("Traceback (most recent call last):", "  raise Odd()", "pkg.mod.OddError", "leaving"),
+            "code 1: pkg.mod.OddError",
+        ),
+        (("loading", "Killed by the operator"), "ended with exit code 1: Killed by the operator"),
+    ],
+)
+def test_the_last_words_are_no_warning(lines: tuple[str, ...], said: str) -> None:
+    assert _story(FAILED, lines=lines).message.endswith(said)
+
+
+@pytest.mark.parametrize(
     ("stage", "message", "code", "exit_", "first"),
     [
         # hub-docs and users' reports, 2026: there is no stage for a timeout.

@@ -348,8 +348,9 @@ def _log_story(lines: Sequence[str]) -> Story | None:
 
 def _unknown(ending: Ending) -> Story:
     code = exit_code(ending.message)
-    words = (line.strip() for line in reversed(ending.lines))
-    last = next((line for line in words if line and not line.startswith('{"event"')), "")
+    words = [line.rstrip() for line in reversed(ending.lines) if not line.startswith('{"event"')]
+    told = [line for line in words if re.match(r"\S", line) and not re.search(r"\w*Warning: ", line)]
+    last = next((line for line in told if re.match(r"[\w.]*(?:Error|Exception)(?::|$)", line)), (told or [""])[0])
     outcome = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
     message = f"{outcome}: {last[:200]}" if last else outcome
     return Story(code="job_failed", message=message, help="read its log", got=ending.message or "")
