@@ -92,6 +92,8 @@ def test_one_folder_alone(arguments: list[str], expected: Path) -> None:
     assert [Path(place["path"]) for place in answer["data"]["places"]] == [Path.cwd() / expected]
     assert (expected / "SKILL.md").is_file() and not AGENTS.exists()
     assert _answer("skills", "check", *arguments)["data"]["places"][0]["state"] == "current"
+    following = _answer(*shlex.split(answer["next"][0])[1:])
+    assert [place["path"] for place in following["data"]["places"]] == [str(Path.cwd() / expected)]
 
 
 def test_a_mistyped_target_is_not_a_folder() -> None:

@@ -76,7 +76,7 @@ def install_command(options: InstallOptions, console: Console) -> Result:
         {"version": skill.version, "files": len(skill.files), "places": places},
         human=lambda rich: _draw(rich, places),
         quiet=str(main),
-        next=["skill-train skills check"],
+        next=[shlex.join(["skill-train", "skills", "check", *_options(main)])],
     )
 
 
