@@ -479,6 +479,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
     ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
     ("no repository for the data", {"more": ["--data-repo", "a b"]}, 2, "bad_usage", "--data-repo"),
+    ("data of others", {"more": ["--data-repo", "nobody/rows"]}, 4, "no_permission", "--data-repo me/rows"),
     ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
 ]
 

@@ -63,7 +63,7 @@ KNOWN: dict[str, set[str]] = {
     "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
     "plan.file": {"again", "command", "others[0]"},
     "plan.refusals": {"context"},
-    "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
+    "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]", "option"},
     "cloud.pull": {"command"},
     "commands.push": {"mend"},
     "publish.files": {"again", "step"},

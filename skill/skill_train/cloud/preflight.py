@@ -80,17 +80,8 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
         AccessError: the repository is not yours, or the token may not write there.
         DecisionNeeded: the repository is public.
     """
-    repositories.check_name(name, "--hub-model-id NAMESPACE/NAME")
+    _require_own(account, name, "the result", "--hub-model-id")
     owner = name.split("/")[0]
-    if owner not in (account.name, *account.orgs):
-        raise AccessError(
-            f"the result cannot be pushed to {name}: {owner} is neither your user name nor one of your organisations",
-            code="no_permission",
-            expected=f"a repository of {' or '.join((account.name, *account.orgs))}",
-            got=name,
-            hint=f"--hub-model-id {account.name}/{name.split('/')[1]}",
-        )
-    _require(account, "repo.write", name)
     repository = patiently(lambda: repositories.find("model", name))
     if repository is None:
         return ()
@@ -172,8 +163,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
         raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     if data_repo is None or not with_data:
         return ()
-    repositories.check_name(data_repo, "--data-repo NAMESPACE/NAME")
-    _require(account, "repo.write", data_repo)
+    _require_own(account, data_repo, "the data", "--data-repo")
     repository = patiently(lambda: repositories.find("dataset", data_repo))
     if repository is None:
         return ()
@@ -217,6 +207,21 @@ def _refused(status: int) -> AccessError | UsageError:
         return UsageError(message, code="hub_refused", **context, hint="check HF_ENDPOINT or unset it")
     code = "no_credit" if status == 402 else "no_permission"
     return AccessError("the Hub does not say who the token belongs to", code=code, **context, hint=_LOGIN)
+
+
+def _require_own(account: Account, name: str, what: str, option: str) -> None:
+    """Refuses a repository of somebody else, and one that the token may not write."""
+    repositories.check_name(name, f"{option} NAMESPACE/NAME")
+    owner = name.split("/")[0]
+    if owner not in (account.name, *account.orgs):
+        raise AccessError(
+            f"{what} cannot be pushed to {name}: {owner} is neither your user name nor one of your organisations",
+            code="no_permission",
+            expected=f"a repository of {' or '.join((account.name, *account.orgs))}",
+            got=name,
+            hint=f"{option} {account.name}/{name.split('/')[1]}",
+        )
+    _require(account, "repo.write", name)
 
 
 def _require(account: Account, permission: str, where: str) -> None:
