@@ -74,6 +74,20 @@ def test_a_token_between_numbers(tmp_path: Path) -> None:
     assert secret_in(file) == "a token of the Hub"
 
 
+def test_a_token_in_bold() -> None:
+    """Of Markdown: two underscores on each side."""
+    assert secret_in(f"the token __{TOKEN}__ is".encode()) == "a token of the Hub"
+    assert secret_in(b"def test__hf_hub_download_of_a_file(): ...") is None
+
+
+def test_the_token_in_use_is_found_inside_of_a_word() -> None:
+    inside = f"prefix_{TOKEN}y and more".encode()
+    assert secret_in(inside) is None
+    assert secret_in(inside, TOKEN) == "a token of the Hub"
+    assert secret_in(json.dumps(inside.decode().replace("_", "\u005f")).encode(), TOKEN) == "a token of the Hub"
+    assert secret_in(b"a b c", "b") is None  # nobody's token is so short
+
+
 def test_a_private_key() -> None:
     assert secret_in(KEY.encode()) == secret_in(json.dumps({"key": KEY}).encode()) == "a private key"
     assert secret_in(b"-----BEGIN PUBLIC KEY-----\nMIIB") is None

@@ -63,6 +63,15 @@ def test_in_the_key_of_a_recipe_file(tmp_path: Path) -> None:
             assert (done.code, LETTERS in done.stdout + done.stderr) == (2, False)
 
 
+def test_the_token_in_use_is_masked_inside_of_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"key_{TOKENS[0]}"
+    assert masked(text) == text
+    monkeypatch.setenv("HF_TOKEN", TOKENS[0])
+    assert masked(text) == "key_hf_…"
+    monkeypatch.setenv("HF_TOKEN", "key")
+    assert masked(text) == text
+
+
 def test_what_is_no_token_stays() -> None:
     for text in ("hf_jobs", "hf_hub_download", "me/hf_tiny-model", "sha256 " + 64 * "a", f"xhf_{LETTERS}"):
         assert masked(text) == text and not holds_token(text)

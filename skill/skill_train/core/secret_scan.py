@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from skill_train.core.secrets import BEGINNINGS, token_pattern
+from skill_train.core.secrets import BEGINNINGS, LEAST, token_pattern
 
 _BLOCK = 1 << 20
 _OVERLAP = 4096  # the overlap of two blocks is longer than a token of which each letter is an escape
@@ -21,15 +21,21 @@ _ESCAPES = (b"\\u00", b"\\x", b"%", b"&#")
 _WIDE = (b"f\0_", b"f\0\0\0_", b"i\0_", b"i\0\0\0_")  # the beginnings of tokens in UTF-16 and UTF-32
 
 
-def secret_in(source: Path | bytes) -> str | None:
+def secret_in(source: Path | bytes, own: str | None = None) -> str | None:
     """The kind of secret that a file or a block of bytes seems to contain: `a token of the Hub`, `a private key`; None
     for none.
 
     Escaped letters and letters in UTF-16 and UTF-32 are read as plain letters. Compressed or encrypted content cannot
     be read.
+
+    Args:
+        own: the token in use, which is found wherever it stands, also inside a word.
     """
+    known = (own or "").encode("utf-8", "replace")
     for block in _blocks(source):
         for text in _readings(block):
+            if len(known) >= LEAST and known in text:
+                return "a token of the Hub"
             if any(beginning in text for beginning in _TOKEN_BEGINNINGS) and _TOKEN.search(text):
                 return "a token of the Hub"
             if b"PRIVATE KEY-----" in text and _KEY.search(text):

@@ -18,16 +18,16 @@ from skill_train.core.errors import UsageError
 # three parts in base64url with dots between. Letters of other alphabets are not part of a word here.
 BEGINNINGS = ("hf_", "api_org_")
 _LEAST_KEY = 16  # characters of a key that a stranger must not guess
-_LEAST = 20  # letters; names such as hf_transfer are shorter
+LEAST = 20  # letters; names such as hf_transfer are shorter
 # A word begins after a character that is not part of a word, or after its escape, as JSON (\\n, \\u001b), Python
-# (\\x1b), a URL (%3D) or a terminal colour writes it.
+# (\\x1b), a URL (%3D) or a terminal colour writes it, or after Markdown's two underscores.
 _BEGINS = (
-    r"(?:(?<![A-Za-z0-9_])|(?<=\\[abefnrtv0])|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\x[0-9A-Fa-f]{2})|(?<=%[0-9A-Fa-f]{2})"
+    r"(?:(?<![A-Za-z0-9_])|(?<=__)|(?<=\\[abefnrtv0])|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\x[0-9A-Fa-f]{2})|(?<=%[0-9A-Fa-f]{2})"
     r"|(?<=[0-9;\[]m))"
 )
 
 
-def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
+def token_pattern(least: int = LEAST) -> re.Pattern[str]:
     """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token, which at least so
     many letters follow: fewer if hiding too much is better than hiding too little."""
     signed = rf"(?:(?<=oauth_)|(?<=jwt_))[\w.~+/=-]{{{least},}}"
@@ -38,7 +38,9 @@ _TOKEN = token_pattern()
 
 
 def masked(text: str) -> str:
-    """The text with each token replaced by its kind and three dots."""
+    """The text with each token replaced by its kind and three dots, and the one in use wherever it stands."""
+    own = os.environ.get("HF_TOKEN", "")
+    text = text.replace(own, "hf_…") if len(own) >= LEAST else text
     if not any(beginning in text for beginning in BEGINNINGS):  # a hundred times faster than the pattern
         return text
     return _TOKEN.sub(r"\1_…", text)

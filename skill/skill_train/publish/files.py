@@ -12,6 +12,7 @@ from typing import Any
 from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.core.secret_scan import secret_in
+from skill_train.hub import account
 from skill_train.hub.upload import RECORDS, PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
@@ -205,11 +206,12 @@ def _pair(read: ModelInputs) -> tuple[object, object]:
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
     """`(name of a file, kind of secret)` for the first secret in a file's content or name; None if there is none."""
+    own = account.token()
     for file in files:
-        secret = secret_in(file.path.encode("utf-8", "replace"))
+        secret = secret_in(file.path.encode("utf-8", "replace"), own)
         if secret is None:
             content = file.content if file.content is not None else file.source
-            secret = None if content is None else secret_in(content)
+            secret = None if content is None else secret_in(content, own)
         if secret is not None:
             return file.path, secret
     return None
