@@ -118,7 +118,9 @@ class Recipe:
     seed: int = _say(42, "of the adapter's start, the row order and dropout")
     sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
     hub_model_id: str | None = _say(None, "repository on the Hub for the result")
-    report_to: str = _say("none", "none, or trackio: the metrics go to a Space of yours too (pip install trackio)")
+    report_to: str = _say(
+        "none", "none, or trackio: also a copy on the machine that trains (pip install trackio), lost with a job"
+    )
     score: str | None = _say(None, f"how `evaluate` scores answers: one of {', '.join(SCORES)}; exact when left out")
     score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
