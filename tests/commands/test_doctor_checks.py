@@ -195,6 +195,7 @@ def test_what_a_token_may_do(
     check = _found(done, "token")
     assert check["verdict"] == verdict and word in check["found"] + check.get("because", "")
     assert json.loads(done.stdout)["data"]["able"]["submit"] is submit
+    assert verdict == "ok" or check["fix"].startswith("unset HF_TOKEN && hf auth login")  # the variable counts more
 
 
 def test_a_token_that_the_hub_does_not_know(light: Path, hub: Callable[..., str]) -> None:

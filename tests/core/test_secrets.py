@@ -85,5 +85,5 @@ def test_a_token_that_no_request_can_carry_is_refused_unshown(token: str, monkey
     with pytest.raises(AccessError) as caught:
         preflight.signed_in_account()
     error = caught.value
-    assert (error.code, error.exit_code, error.hint) == ("bad_token", 4, "hf auth login")
+    assert (error.code, error.exit_code, error.hint) == ("bad_token", 4, "unset HF_TOKEN && hf auth login")
     assert "madeUpAbc" not in str(error.as_dict()) and "401" not in error.got

@@ -182,7 +182,7 @@ def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Pa
     assert (answer["error"]["code"], answer["error"]["exit_code"], answer["error"]["hint"]) == (
         "bad_token",
         4,
-        "hf auth login",
+        "unset HF_TOKEN && hf auth login",
     )
     assert "hf_wrongAndSecret" not in answer["words"]
     assert "refused" in {request.who for request in hub.log}
@@ -228,7 +228,7 @@ def test_a_repository_without_a_model_to_train(
         (Fault(408), "hub_error", 8, "try again in a few minutes"),
         (Fault(409), "conflict", 8, "run the same command again"),
         (Fault(412), "conflict", 8, "run the same command again"),
-        (Fault(403, {"X-Error-Message": "no"}), "no_permission", 4, "hf auth login"),
+        (Fault(403, {"X-Error-Message": "no"}), "no_permission", 4, "unset HF_TOKEN && hf auth login"),
         (Fault(418), "hub_refused", 2, f"https://huggingface.co/{MODEL}"),
     ],
 )

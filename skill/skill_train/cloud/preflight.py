@@ -13,12 +13,11 @@ from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import ask, patiently
-from skill_train.hub.errors import HubResource, not_signed_in
+from skill_train.hub.errors import HubResource, not_signed_in, sign_in
 from skill_train.hub.repositories import Repository
 from skill_train.program.cloud.kept import PROOF, result_names
 from skill_train.run.plan_record import Plan
 
-_LOGIN = "hf auth login"
 _TOKENS = "https://huggingface.co/settings/tokens"
 # The files of a repository that holds no work yet.
 _EMPTY = {".gitattributes", "README.md", PROOF}
@@ -46,7 +45,7 @@ def signed_in_account() -> Account:
         raise not_signed_in()
     if account.state == "invalid":
         raise AccessError(
-            "the Hub does not accept your token", code="bad_token", got=account.why or "status 401", hint=_LOGIN
+            "the Hub does not accept your token", code="bad_token", got=account.why or "status 401", hint=sign_in()
         )
     return account
 
@@ -105,7 +104,7 @@ def require_places(plan: Plan, bucket: str | None) -> None:
             raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     with contextlib.suppress(AccessError):
         if name and (repository := patiently(lambda: repositories.find("model", name))):
-            _require_private(repository, f"hf repos settings {name} --private makes it private")
+            _require_private(repository, f"https://huggingface.co/{name}/settings makes it private")
             _ask_taken(repository, plan.recipe.finetuning_type)
 
 
@@ -206,7 +205,7 @@ def _refused(status: int) -> AccessError | UsageError:
         message = "this Hub cannot say who a token belongs to"
         return UsageError(message, code="hub_refused", **context, hint="check HF_ENDPOINT or unset it")
     code = "no_credit" if status == 402 else "no_permission"
-    return AccessError("the Hub does not say who the token belongs to", code=code, **context, hint=_LOGIN)
+    return AccessError("the Hub does not say who the token belongs to", code=code, **context, hint=sign_in())
 
 
 def _require_own(account: Account, name: str, what: str, option: str) -> None:
@@ -231,7 +230,7 @@ def _require(account: Account, permission: str, where: str) -> None:
             code="no_permission",
             expected=f"a token with the role write, or with the permission {permission} for {where.split('/')[0]}",
             got=f"role {account.role}",
-            hint=f"{_LOGIN}, with a new token of {_TOKENS}",
+            hint=f"{sign_in()}, with a new token of {_TOKENS}",
         )
 
 

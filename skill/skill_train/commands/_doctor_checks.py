@@ -155,13 +155,13 @@ def disk(machine: MachineFacts) -> DoctorCheck:
 def token(account: Account) -> DoctorCheck:
     """Checks the token: present, valid, and its permissions. Shows only the account's name and role."""
     wanted = "a token that can write and run jobs"
+    another = f"unset HF_TOKEN && {_LOGIN}" if os.environ.get("HF_TOKEN") else f"{_LOGIN} --force"
     if account.state == "none":
         why = "only cloud jobs, uploads and private or gated models need one"
         return DoctorCheck("token", "warn", "no token", wanted, why, _LOGIN)
     if account.state == "invalid":
-        fix = f"unset HF_TOKEN && {_LOGIN}" if os.environ.get("HF_TOKEN") else f"{_LOGIN} --force"
         return DoctorCheck(
-            "token", "warn", "the Hub does not know this token", wanted, "expired, revoked or mistyped", fix
+            "token", "warn", "the Hub does not know this token", wanted, "expired, revoked or mistyped", another
         )
     if account.state == "unchecked":
         fix = "unset HF_HUB_OFFLINE" if "HF_HUB_OFFLINE" in account.why else "skill-train doctor"
@@ -170,7 +170,7 @@ def token(account: Account) -> DoctorCheck:
     lacks = [word for word, may in (("write", account.can_write), ("run jobs", account.can_run_jobs)) if may is False]
     if lacks:
         why = f"it cannot {' or '.join(lacks)}; a token has the role write, or repo.write and job.write"
-        return DoctorCheck("token", "warn", found, wanted, why, f"{_LOGIN} --force")
+        return DoctorCheck("token", "warn", found, wanted, why, another)
     why = "the Hub does not tell what a sign-in by browser may do" if account.can_write is None else ""
     return DoctorCheck("token", "ok", found, wanted, why)
 

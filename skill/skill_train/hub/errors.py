@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -213,7 +214,12 @@ def _refused(resource: HubResource) -> AccessError:
     if token is None:
         return not_signed_in(f"for {resource}")
     got = "status 401" if token.isascii() else GARBLED
-    return AccessError(f"the Hub rejected your token for {resource}", code="bad_token", got=got, hint="hf auth login")
+    return AccessError(f"the Hub rejected your token for {resource}", code="bad_token", got=got, hint=sign_in())
+
+
+def sign_in() -> str:
+    """The command that brings another token. A variable counts more than the token that it stores."""
+    return "unset HF_TOKEN && hf auth login" if os.environ.get("HF_TOKEN") else "hf auth login"
 
 
 def not_signed_in(why: str = "") -> AccessError:
@@ -235,7 +241,7 @@ def _forbidden(resource: HubResource, message: str) -> AccessError:
         code="no_permission",
         expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
         got=message or "status 403",
-        hint=f"hf auth login, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
+        hint=f"{sign_in()}, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
     )
 
 

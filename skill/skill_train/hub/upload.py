@@ -16,7 +16,7 @@ from skill_train.core.units import megabytes
 from skill_train.hub import account, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
-from skill_train.hub.errors import HubResource
+from skill_train.hub.errors import HubResource, sign_in
 
 Answer = TypeVar("Answer")
 
@@ -219,7 +219,7 @@ def _require_token(who: Account) -> None:
         "you are not signed in to the Hugging Face Hub" if none else "the Hub does not accept your token",
         code="not_signed_in" if none else "bad_token",
         expected="a token with write access",
-        hint="hf auth login",
+        hint="hf auth login" if none else sign_in(),
     )
 
 
