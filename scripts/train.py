@@ -6672,8 +6672,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
                 code="public_repository",
                 exit_code=EXIT_DOES_NOT_FIT,
                 expected="a private one",
-                got="public",
-                hint=f"make it private (hf repos settings {repo} --private), then start the run again",
+                hint=f"https://huggingface.co/{repo}/settings makes it private, then start the run again",
             )
         asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
         api.preupload_lfs_files(repo, asked)

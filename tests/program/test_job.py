@@ -253,7 +253,7 @@ def test_a_repository_that_somebody_made_public_is_not_written(
     code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
     assert (code, [e["event"] for e in events]) == (3, ["stage", "failed"])
     error = json.loads((run / "train.failed.json").read_text())["error"]
-    assert error["code"] == "public_repository" and "hf repos settings me/tuned --private" in error["hint"]
+    assert error["code"] == "public_repository" and "me/tuned/settings makes it private" in error["hint"]
     lines = tuple(json.dumps(event) for event in events)
     story = explain(Ending("ERROR", "Job failed with exit code: 3", lines=lines), run="runs/x")
     assert (story.code, story.exit_code, story.next[0]) == ("public_repository", 3, "skill-train resume runs/x")

@@ -45,6 +45,7 @@ OPTION = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z_-]*[a-z]")  # a page's own
 FOREIGN = {
     "hf download": {"--local-dir"},
     "hf upload": {"--private"},
+    "sky launch": {"--dryrun"},
     "pip install": {"--upgrade", "--force-reinstall"},
     "uv venv": {"--allow-existing", "--python", "--quiet"},
     "uv pip": {"--quiet", "--python"},

@@ -64,8 +64,7 @@ def write_elsewhere(console: Console, options: SubmitOptions, plan: Plan, run: R
 
 
 def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Order:
-    """The order, once the Hub said that it takes the run, and keeps it private. A notebook has a token of its own, and
-    a task without --yes may get another one: there only the owner is needed, and what is not checked is told."""
+    """The order, once the Hub said that it takes the run and keeps it private. A notebook has a token of its own."""
     unchecked: list[str] = []
     launches = options.yes and options.backend == "skypilot"
 
@@ -151,8 +150,8 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
-    follow = f"follow the run: sky queue, sky logs {task['name']}; stop its machines: sky down {task['name']}"
-    data["how"] = how = f"{follow}; fetch its files: {back}"
+    stop = f"sky down {task['name']}"
+    data["how"] = how = f"follow the run: sky queue, sky logs {task['name']}; stop it: {stop}; fetch its files: {back}"
     resources = task["resources"]
     lines = [
         f"task: {folder / 'task.yaml'}, {nodes} x {resources['accelerators']}",

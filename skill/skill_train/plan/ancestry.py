@@ -1,4 +1,4 @@
-"""The runs that made a base, one on top of another, and whether one of them keeps it on this machine."""
+"""The runs that made a base, one on top of another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from skill_train.run.folder import RunDir
 
 
 def made_by(model: str) -> list[RunDir]:
-    """The runs whose `merged/` or checkpoint a model is, or its base, or the base of that; the latest first.
-
-    Raises:
-        UsageError: the plan of one of them cannot be read.
-    """
+    """The runs whose `merged/` or checkpoint a model is, or its base, or that base's; the latest first."""
     runs: list[RunDir] = []
     while run := _run_of(Path(model).resolve()):
         if run in runs:
@@ -24,7 +20,7 @@ def made_by(model: str) -> list[RunDir]:
 
 
 def sensitive_run(model: str) -> Path | None:
-    """The latest of these runs whose recipe has `sensitive: true`; None if none has."""
+    """The latest of them whose recipe has `sensitive: true`."""
     return next((run.path for run in made_by(model) if plan_record.read(run.plan).policy.sensitive), None)
 
 

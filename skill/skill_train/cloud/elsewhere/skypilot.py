@@ -209,11 +209,7 @@ def chosen_places(task: Task) -> list[str] | None:
 
 
 def ways_to(run: Path) -> tuple[str, str, str] | None:
-    """The commands that follow, fetch and stop a run whose task was launched from here; None for another run.
-
-    Raises:
-        UsageError: the task was edited to something else.
-    """
+    """The commands that follow, fetch and stop a run whose task was launched from here; None for another run."""
     task = written_task(run / "skypilot") if (run / "skypilot" / _LAUNCHED).is_file() else None
     if task is None:
         return None
@@ -223,18 +219,11 @@ def ways_to(run: Path) -> tuple[str, str, str] | None:
 
 
 def require_not_launched(run: Path) -> None:
-    """Refuses to look for the job of a run that SkyPilot has: nothing of it is known here.
-
-    Raises:
-        UsageError: its task was launched from here.
-    """
     if ways := ways_to(run):
         follow, back, stop = ways
         raise UsageError(
             f"{run} was launched by SkyPilot, which tells this machine nothing of it",
             code="missing_step",
-            expected="a run with a job of Hugging Face",
-            got="a task for SkyPilot",
             hint=f"{follow} shows it, {stop} stops its machines, and {back} fetches its files",
         )
 
