@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from skill_train.data import inspect as data_subject
-from skill_train.data.unread import unread_text, unread_text_warning
+from skill_train.data.scan import scan
+from skill_train.data.unread import SeenRows, unread_text, unread_text_warning
 from skill_train.recipe.fields import Recipe
 
 READ = {"question": "question", "answer": "answer"}
@@ -167,6 +168,51 @@ def test_a_text_that_is_read_elsewhere_too_is_not(lost: bool) -> None:
 def test_what_only_some_rows_have_is_not() -> None:
     rows: list[dict[str, Any]] = [_row(n) | {"note": None if n % 2 else f"look at it again {n}"} for n in range(20)]
     assert unread_text(rows, READ) == []
+
+
+LONG = "The depot of Munich lies north of the river, has {} halls, and the last of them is for large parcels."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("context", "Hall {} is full.", True),  # as in Dolly, of which a third has one
+        ("input", "Hall {} is full.", True),
+        ("Absatz", LONG, True),
+        ("context", "", False),
+        ("note", "Hall {} is full.", False),
+        ("url", "https://example.org/tickets/of/the/hall/of/parcels/in/the/north/of/munich/beside/the/river/{}", False),
+    ],
+)
+@pytest.mark.parametrize("empty", ["", None])
+def test_what_a_question_is_about_is_told_though_few_rows_have_it(
+    name: str, value: str, told: bool, empty: str | None
+) -> None:
+    rows = [_row(n) | {name: value.format(n) if n % 3 == 2 else empty} for n in range(30)]
+    assert unread_text(rows, READ) == [name] * told
+
+
+@pytest.mark.parametrize(
+    ("name", "early", "late", "told"),
+    [
+        ("history", [], [["Who are you?", "A machine of hall {}."]], True),
+        ("context", None, "Hall {} is full.", True),
+        ("Absatz", "", LONG, True),
+        ("system_message", None, "You are a clerk.", True),
+        ("system_message", None, None, False),
+        ("source", None, "the customers of our shop", False),
+        ("uuid", None, "5f0c6a5e-7e0f-4f0c-9a55-0000000000{}", False),
+    ],
+)
+def test_a_column_that_no_first_row_has_is_told(tmp_path: Path, name: str, early: Any, late: Any, told: bool) -> None:
+    file = tmp_path / "rows.jsonl"
+    values = [json.loads(json.dumps(late if n > 400 else early).replace("{}", str(n))) for n in range(450)]
+    file.write_text("".join(json.dumps(_row(n) | {name: value}) + "\n" for n, value in enumerate(values)))
+    recipe, seen = Recipe(model="m", data=str(file)), SeenRows()
+    assert data_subject.inspect_dataset(recipe, "sft", None).unread == (name,) * told
+    facts = scan(recipe, seen=seen)
+    assert unread_text(seen.rows, facts.columns) == [name] * told
+    assert len(seen.first) == 200 and len(seen.later) <= 20
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.errors import THE_RECIPE
 from skill_train.data.token_stats import PictureCounter, counter_of
-from skill_train.data.unread import unread_text, unread_text_warning
+from skill_train.data.unread import SeenRows, unread_text, unread_text_warning
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
@@ -233,12 +233,12 @@ def dataset_facts(console: Console, recipe: Recipe, model: ModelFacts) -> Datase
 
 
 def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictures: bool) -> DatasetFacts:
-    picture_tokens = _counter(recipe, model) if pictures else None
+    picture_tokens, seen = _counter(recipe, model) if pictures else None, SeenRows()
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
-        facts = scan.scan(recipe, pictures=pictures, tokens=picture_tokens)
+        facts = scan.scan(recipe, pictures=pictures, tokens=picture_tokens, seen=seen)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:
             console.warn("pictures", media)
-        first: Sequence[JsonObject] = scan.first_rows_of(recipe)
+        first: Sequence[JsonObject] = seen.first
     else:
         from skill_train.hub import datasets
 
@@ -249,7 +249,7 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
             recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
         facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
     named = bool(recipe.columns)
-    if names := unread_text(first, facts.columns, named=named):
+    if names := unread_text([*first, *seen.later], facts.columns, named=named):
         console.warn("unread_text", unread_text_warning(names, facts.columns, named=named))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     if facts.format in BARE and model.has_chat_template:

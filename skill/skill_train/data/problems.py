@@ -13,6 +13,7 @@ from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
+from skill_train.data.unread import SeenRows
 from skill_train.program.chat.chosen import ROW_MARKS
 from skill_train.program.chat.told import ToldRows, findings
 from skill_train.program.events import Refused
@@ -59,6 +60,7 @@ class Survey(msgspec.Struct):
     detected: how rows with pictures are read, with the column of pictures that a row has first.
     told: of rows of text with tools or a mark; None for another method than sft.
     open_quote: the line of a table at which `--fix` cannot count the rows.
+    seen: some rows.
     """
 
     rows: int = 0
@@ -73,6 +75,7 @@ class Survey(msgspec.Struct):
     detected: DetectedFormat | None = None
     told: ToldRows | None = None
     open_quote: int | None = None
+    seen: SeenRows = msgspec.field(default_factory=SeenRows)
 
     @property
     def refused(self) -> int:
@@ -109,6 +112,7 @@ def survey(
             if row.lines > 1 and result.open_quote is None:
                 result.open_quote = line
             continue
+        result.seen.look(row)
         shape = (*row, *map(type, row.values()))
         if shape not in shapes and (len(shapes) < _SHAPES or _has_new(result.columns, row)):
             shapes.add(shape)

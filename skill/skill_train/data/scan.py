@@ -17,12 +17,12 @@ from skill_train.data.check_row import Check, checker, unread_media_in
 from skill_train.data.problems import usable
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
+from skill_train.data.unread import SeenRows
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.chat.told import RENDERED_TWICE, TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
-from skill_train.program.model_files import nodes_in
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
@@ -41,27 +41,30 @@ from skill_train.recipe.formats import (
     with_pictures,
 )
 
-_FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
 PERHAPS_RENDERED = (
     "the rows hold marks of a chat template and are trained as they stand: if the model's own template wrote them, a "
     "chat is asked with it; if another one did, the model sees another prompt in a chat"
 )
 
 
-def scan(recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | None = None) -> DatasetFacts:
+def scan(
+    recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | None = None, seen: SeenRows | None = None
+) -> DatasetFacts:
     """The facts of a dataset: every row is read and checked once, in constant memory. Of pictures only the header of
     their files is read.
 
     Args:
         pictures: the model reads them. Otherwise they are refused.
         tokens: counts those of the pictures.
+        seen: keeps some rows.
 
     Raises:
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
             malformed, or there are no rows.
     """
     with refusals():
-        return _scan(recipe, Path(recipe.data), RowPictures(folder_of(recipe), tokens) if pictures else None)
+        checked = RowPictures(folder_of(recipe), tokens) if pictures else None
+        return _scan(recipe, Path(recipe.data), checked, seen or SeenRows())
 
 
 @dataclass
@@ -97,7 +100,7 @@ class _Reading:
             self.detected, self.check = detected, checker(detected, self.pictures)
 
 
-def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
+def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None, seen: SeenRows) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     picture_files = PicturesDigest(folder_of(recipe))
     count = text_bytes = longest = turns = longest_turns = 0
@@ -114,6 +117,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
             reading = _Reading(recipe, detected, names, optional_names(detected) - names.keys(), pictures)
         reading.meet(row)
+        seen.look(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
             error = errors.refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
@@ -358,13 +362,12 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 def first_rows_of(recipe: Recipe) -> list[Row]:
     """The first complete rows; fewer where they hold large pictures."""
-    first, size = list[Row](), 0
+    seen = SeenRows()
     for row in (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)):
-        first.append(row)
-        size += sum(len(each) for _, each in nodes_in(row) if isinstance(each, (str, bytes)))
-        if len(first) == _FIRST or size > _FIRST_BYTES:
+        seen.look(row)
+        if seen.has_first:
             break
-    return first
+    return seen.first
 
 
 def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from skill_train.program.chat.chosen import ROW_MARKS, marks
 from skill_train.program.examples import Row
+from skill_train.program.model_files import nodes_in
 
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
@@ -16,18 +18,49 @@ _LONG = 80  # characters of a passage, which several questions may be about, as 
 # have them, system messages, OpenAI's older tools.
 _SYSTEM = re.compile("sys(?:tem|_)")
 _BEFORE = re.compile(f"history|{_SYSTEM.pattern}|persona|functions")
+# What a question is about, as Dolly's `context`: the rows that have it need it, however few they are.
+_ABOUT = re.compile("input|context|passage|background|evidence|paragraph|document|article|reference|knowledge")
+_FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
+_VALUES, _LATER = 20, 1000  # values of each column that are wanted, and later rows that may be kept for them
 
 
-def unread_text(first: Sequence[Row], columns: dict[str, str], *, named: bool = False) -> list[str]:
+class SeenRows:
+    """The first rows of a dataset, and those behind them in which a column has one of its first values."""
+
+    def __init__(self) -> None:
+        self.first, self.later = list[Row](), list[Row]()
+        self._bytes, self._counts, self._known = 0, Counter[str](), set[str]()
+
+    @property
+    def has_first(self) -> bool:
+        return len(self.first) == _FIRST or self._bytes > _FIRST_BYTES
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.first + self.later
+
+    def look(self, row: Row) -> None:
+        """Keeps the row if it is one of those. Nearly always it is none, and that costs next to nothing."""
+        new = [name for name in row.keys() - self._known if row[name] not in (None, "", [], {})]
+        if self.has_first and (not new or len(self.later) == _LATER or self._bytes > 2 * _FIRST_BYTES):
+            return
+        (self.later if self.has_first else self.first).append(row)
+        self._bytes += sum(len(each) for _, each in nodes_in(row) if isinstance(each, (str, bytes)))
+        self._counts.update(new)
+        self._known.update(name for name in new if self._counts[name] == _VALUES)
+
+
+def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = False) -> list[str]:
     """Columns that are not read although their text differs from row to row: the passage that a question is about, or
     the label of a plain text; what stands before a question; and marks of rows that other trainers leave out.
 
     Args:
+        rows: some of the dataset, as `SeenRows` keeps them.
         columns: the dataset's name of each column by the format's name.
         named: whether a recipe names them. It leaves the others out on purpose; of a system prompt it may not know.
     """
     read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
-    names = dict.fromkeys(name for row in first for name in row if name not in read)
+    names = dict.fromkeys(name for row in rows for name in row if name not in read)
     if named:
         names = dict.fromkeys(name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns)
     labels = _LABELS if set(columns) == {"text"} else ()
@@ -35,10 +68,10 @@ def unread_text(first: Sequence[Row], columns: dict[str, str], *, named: bool = 
         name
         for name in names
         if (
-            _are_needed(name, values := [row.get(name) for row in first])
-            and not _are_read_elsewhere(values, first, columns)
+            _are_needed(name, values := [row.get(name) for row in rows])
+            and not _are_read_elsewhere(values, rows, columns)
         )
-        or any(False in marks(name, row) for row in first)
+        or any(False in marks(name, row) for row in rows)
         or (name.lower() in labels and len({repr(value) for value in values}) > 1)
     ]
 
@@ -49,10 +82,12 @@ def _are_needed(name: str, values: list[Any]) -> bool:
         any(len(part.split()) >= _WORDS or (len(part) >= _WORDS and not part.isascii()) for part in text)
         for text in texts
     )
-    if 2 * worded <= len(values) or _BEFORE.match(name.lower()):
-        return bool(worded and _BEFORE.match(name.lower()))
+    if _BEFORE.match(name.lower()):
+        return worded > 0
     different, size = len(set(map(tuple, texts))), sum(len(text) for each in texts for text in each)
-    return 2 * different > len(values) or (different > 1 and size > _LONG * len(texts))
+    long = size > _LONG * len(texts)
+    of = len(texts) if long or _ABOUT.match(name.lower()) else len(values)
+    return 2 * worded > of and (2 * different > of or (different > 1 and long))
 
 
 def _are_read_elsewhere(values: list[Any], rows: Sequence[Row], columns: dict[str, str]) -> bool:
