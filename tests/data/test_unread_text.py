@@ -192,6 +192,50 @@ def test_what_a_question_is_about_is_told_though_few_rows_have_it(
     assert unread_text(rows, READ) == [name] * told
 
 
+ALIKE = {"instruction": "Classify the product."}
+GIVEN = {"instruction": "Classify it.", "input": "It is shoe {}."}
+ASKS = {"instruction": "Where is parcel {}?"}
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "told"),
+    [
+        (ALIKE, {"text": "shoe {}"}, True),
+        (ALIKE, {"keywords": ["Munich", "hall {}"]}, True),
+        (ALIKE, {"id": "ticket-{}"}, False),
+        (ALIKE, {"day": "2026-11-{} 10:00"}, False),
+        (ALIKE, {"url": "https://example.org/{}"}, False),
+        (ALIKE, {"number": 7}, False),
+        (ALIKE, {"model": "teacher {}"}, False),
+        (ALIKE, {"source": "our shop"}, False),
+        (GIVEN, {"text": "shoe {}"}, False),
+        (GIVEN, {"tone": "kind {}"}, True),
+        (GIVEN, {"tone": "polite"}, False),
+        (GIVEN, {"tgt_lang": "Language {}"}, True),
+        (GIVEN, {"language": "Language {}"}, False),
+        (ASKS, {"choices": ["hall {}", "9{}"]}, True),
+        (ASKS, {"B": "9{}"}, True),
+        (ASKS, {"option_b": "hall {}"}, True),
+        (ASKS, {"choice_type": "single {}"}, False),
+        (ASKS, {"options": ["parcel {}", "Where"]}, False),  # the question has them
+    ],
+)
+def test_short_text_that_changes_the_answer_is_told(row: dict[str, Any], other: dict[str, Any], told: bool) -> None:
+    """Without it every row asks the same, or a test has no choices."""
+    whole = json.dumps(row | other | {"output": "It is {}."})
+    rows = [json.loads(whole.replace("{}", str(n))) for n in range(20)]
+    columns = {name: name for name in (*row, "output")}
+    assert unread_text(rows, columns) == list(other) * told
+
+
+@pytest.mark.parametrize("image", ["{}.png", None])
+def test_pictures_tell_rows_apart(image: str | None) -> None:
+    """One question about each of many pictures is asked with its picture."""
+    rows = [{"question": "What is it?", "image": f"{n}.png", "alt": f"shoe {n}", "answer": "It."} for n in range(9)]
+    columns = READ | ({"images": "image"} if image else {})
+    assert unread_text(rows, columns) == ([] if image else ["alt"])
+
+
 @pytest.mark.parametrize(
     ("name", "early", "late", "told"),
     [

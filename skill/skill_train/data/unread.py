@@ -20,6 +20,13 @@ _SYSTEM = re.compile("sys(?:tem|_)")
 _BEFORE = re.compile(f"history|{_SYSTEM.pattern}|persona|functions")
 # What a question is about, as Dolly's `context`: the rows that have it need it, however few they are.
 _ABOUT = re.compile("input|context|passage|background|evidence|paragraph|document|article|reference|knowledge")
+# Short texts that change the answer: the choices of a test, and how or into what a text is to be written.
+_CHANGES = re.compile(
+    r"[a-e]|op[a-e]|(?:option|choice)s?[ _]?\w?|(?:target|tgt|source|src)_?lang(?:uage)?|tone|style", re.IGNORECASE
+)
+_ANSWERS = ("output", "answer", "completion")
+_WHO = re.compile("model|author|annotator|worker|generator|provider", re.IGNORECASE)  # several answer one question
+_WORD = re.compile(r"(?!\S*[\d/@]\S*$).*[^\W\d_]", re.DOTALL)  # no number, id, date, address or path
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
 _VALUES, _LATER = 20, 1000  # values of each column that are wanted, and later rows that may be kept for them
 
@@ -64,16 +71,35 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
     if named:
         names = dict.fromkeys(name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns)
     labels = _LABELS if set(columns) == {"text"} else ()
+    asked = _questions(rows, columns)
     return [
         name
         for name in names
         if (
-            _are_needed(name, values := [row.get(name) for row in rows])
+            (_are_needed(name, values := [row.get(name) for row in rows]) or _are_asked(name, values, asked))
             and not _are_read_elsewhere(values, rows, columns)
         )
         or any(False in marks(name, row) for row in rows)
         or (name.lower() in labels and len({repr(value) for value in values}) > 1)
     ]
+
+
+def _questions(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
+    """What each row asks, as far as it is read; with pictures each asks something else. None of conversations."""
+    asking = [column for name, column in columns.items() if name not in (*_ANSWERS, "images")]
+    numbers = [[number] * ("images" in columns) for number in range(len(rows))]
+    asked = [repr([*number, *map(row.get, asking)]) for number, row in zip(numbers, rows, strict=True)]
+    return [] if columns.keys().isdisjoint(_ANSWERS) else asked
+
+
+def _are_asked(name: str, values: list[Any], asked: list[str]) -> bool:
+    """Whether the texts of a column, however short, are a part of the questions: by its name, or because most rows ask
+    the same without it, and something else with it."""
+    told = [(question, *texts) for question, texts in zip(asked, map(_texts, values), strict=False) if texts]
+    if _CHANGES.fullmatch(name):
+        return len({texts[1:] for texts in told}) > 1
+    whole = {texts for texts in told if any(map(_WORD.match, texts[1:]))}
+    return 2 * len(whole) > len(asked) >= 2 * len(set(asked)) and not _WHO.match(name)
 
 
 def _are_needed(name: str, values: list[Any]) -> bool:
