@@ -237,6 +237,37 @@ def test_pictures_tell_rows_apart(image: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("split", ["train", "test"], True),
+        ("Set", ["Training", "Validation"], True),
+        ("fold", ["dev", "dev"], True),
+        ("split", ["train", "train"], False),
+        ("fold", [1, 2], False),
+        ("subset", ["forum", "mail"], False),
+        ("kind", ["train", "test"], False),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("begin", [20, 400])
+def test_rows_that_their_author_tests_with_are_told(
+    tmp_path: Path, name: str, values: list[Any], told: bool, named: bool, begin: int
+) -> None:
+    """Files of all splits are joined, and the test rows would train."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(_row(n) | {name: values[n >= begin]}) + "\n" for n in range(450)))
+    recipe = Recipe(model="m", data=str(file), **({"format": "question_answer", "columns": READ} if named else {}))
+    assert data_subject.inspect_dataset(recipe, "sft", None).unread == (name,) * told
+    said = unread_text_warning(["system", name], READ, named=named)
+    assert said.startswith(f"rows that {name} marks for tests are trained") is (name != "kind")
+
+
+def test_a_split_alone_says_nothing_of_answers() -> None:
+    said = unread_text_warning(["split"], READ)
+    assert said == "rows that split marks for tests are trained like the others: leave them out"
+
+
+@pytest.mark.parametrize(
     ("name", "early", "late", "told"),
     [
         ("history", [], [["Who are you?", "A machine of hall {}."]], True),

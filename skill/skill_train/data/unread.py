@@ -27,6 +27,9 @@ _CHANGES = re.compile(
 _ANSWERS = ("output", "answer", "completion")
 _WHO = re.compile("model|author|annotator|worker|generator|provider", re.IGNORECASE)  # several answer one question
 _WORD = re.compile(r"(?!\S*[\d/@]\S*$).*[^\W\d_]", re.DOTALL)  # no number, id, date, address or path
+# Columns that say which rows are not for training, and how they say it.
+_SPLITS = ("split", "set", "subset", "fold", "partition")
+_TESTS = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation", "holdout")
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
 _VALUES, _LATER = 20, 1000  # values of each column that are wanted, and later rows that may be kept for them
 
@@ -49,6 +52,7 @@ class SeenRows:
     def look(self, row: Row) -> None:
         """Keeps the row if it is one of those. Nearly always it is none, and that costs next to nothing."""
         new = [name for name in row.keys() - self._known if row[name] not in (None, "", [], {})]
+        new = [name for name in new if name.lower() not in _SPLITS or _is_for_tests(name, row)]
         if self.has_first and (not new or len(self.later) == _LATER or self._bytes > 2 * _FIRST_BYTES):
             return
         (self.later if self.has_first else self.first).append(row)
@@ -69,7 +73,8 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
     read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
     names = dict.fromkeys(name for row in rows for name in row if name not in read)
     if named:
-        names = dict.fromkeys(name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns)
+        system = {name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns}
+        names = dict.fromkeys(name for name in names if name in system or name.lower() in _SPLITS)
     labels = _LABELS if set(columns) == {"text"} else ()
     asked = _questions(rows, columns)
     return [
@@ -79,9 +84,13 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
             (_are_needed(name, values := [row.get(name) for row in rows]) or _are_asked(name, values, asked))
             and not _are_read_elsewhere(values, rows, columns)
         )
-        or any(False in marks(name, row) for row in rows)
+        or any(False in marks(name, row) or _is_for_tests(name, row) for row in rows)
         or (name.lower() in labels and len({repr(value) for value in values}) > 1)
     ]
+
+
+def _is_for_tests(name: str, row: Row) -> bool:
+    return name.lower() in _SPLITS and str(row.get(name)).strip().lower() in _TESTS
 
 
 def _questions(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
@@ -132,6 +141,11 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_warning(names: list[str], columns: dict[str, str], *, named: bool = False) -> str:
+    kept = "are trained like the others: leave them out"
+    if splits := [name for name in names if name.lower() in _SPLITS]:
+        others = [name for name in names if name not in splits]
+        rest = f". {unread_text_warning(others, columns, named=named)}" if others else ""
+        return f"rows that {splits[0]} marks for tests {kept}{rest}"
     marking = [name for name in names if name in ROW_MARKS]
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
     if set(columns) == {"text"} and (label := next((name for name in names if name.lower() in _LABELS), None)):
@@ -143,5 +157,5 @@ def unread_text_warning(names: list[str], columns: dict[str, str], *, named: boo
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, {so}"
-        + (f". Rows that {marking[0]} marks as bad are trained like the others: leave them out" if marking else "")
+        + (f". Rows that {marking[0]} marks as bad {kept}" if marking else "")
     )
