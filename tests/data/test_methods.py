@@ -32,6 +32,9 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("gsm8k", {"question": "2+2?", "answer": "4"}, "riimi"),
     ("sharegpt", {"conversations": TURNS}, "riiii"),
     ("ultrafeedback", {"prompt": "Sky?", "chosen": ASK + BLUE, "rejected": ASK + GREEN}, "mmmrm"),
+    ("preference, a text and messages", {"prompt": "Sky?", "chosen": BLUE, "rejected": GREEN}, "miiri"),
+    ("preference, messages and a text", {"prompt": ASK, "chosen": "Blue.", "rejected": "Green."}, "miiri"),
+    ("preference, a question of turns", {"prompt": TURNS[:1], "chosen": "Blue.", "rejected": "Green."}, "iiiii"),
     ("odd names", {"Q": "Sky?", "A": "Blue."}, "miimi"),
     ("odd pairs", {"question": "Sky?", "better": "Blue.", "worse": "Green."}, "mmmmm"),
     ("a label of 0 and 1", {"prompt": "a", "completion": "b", "label": 1}, "riiri"),
@@ -62,6 +65,18 @@ def test_each_method_has_its_verdict(row: dict[str, Any], expected: str) -> None
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
+        ),
+        (  # the question is not in the answers: it would be lost
+            {"prompt": "Sky?", "chosen": BLUE, "rejected": GREEN},
+            ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
+        ),
+        (
+            {"prompt": ASK, "chosen": "Blue.", "rejected": "Green."},
+            ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
+        ),
+        (
+            {"prompt": "Sky?", "chosen": ASK + BLUE, "rejected": ASK + GREEN},
+            ["format: messages", "columns: {messages: chosen}"],
         ),
         ({"chosen": ASK + BLUE, "rejected": ASK + GREEN}, ["format: messages", "columns: {messages: chosen}"]),
         (  # of LLaMA-Factory: without the input the question is lost
@@ -113,6 +128,14 @@ def test_names_of_columns_that_read_like_a_row_are_told() -> None:
 def test_a_prompt_of_another_kind_than_the_answers_is_left_out() -> None:
     verdict = judge({"prompt": "Sky?", "chosen": ASK + BLUE, "rejected": ASK + GREEN}, None)["dpo"]
     assert verdict.lines == ["columns: {chosen: chosen, rejected: rejected}"]
+
+
+@pytest.mark.parametrize("row", [{}, {"prompt": "\n\nHuman: Sky?"}])
+def test_a_pair_without_a_prompt_trains_its_questions_which_is_told(row: dict[str, Any]) -> None:
+    """As HH-RLHF, whose texts hold both speakers."""
+    row |= {"chosen": "\n\nHuman: Sky?\n\nAssistant: Blue.", "rejected": "\n\nHuman: Sky?\n\nAssistant: No."}
+    verdict = judge(row, detect(row))["sft"]
+    assert verdict.guessed is ("a question in it too" in verdict.because) is ("prompt" not in row)
 
 
 def test_the_mapping_makes_the_dataset_ready() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from skill_train.program.examples import Row, is_media, media_mark
 from skill_train.program.pictures.find import tells_which_picture
@@ -73,7 +73,7 @@ class Verdict:
     Attributes:
         columns: the dataset's name of each column by the method's name; empty if the method is impossible.
         format: set only for sft.
-        guessed: the mapping rests on the order of the columns, not on their names.
+        guessed: the mapping rests on the order of the columns, not on their names, or a text may hold its question.
     """
 
     verdict: Literal["ready", "needs_mapping", "impossible"]
@@ -189,11 +189,20 @@ def _chosen_answers(row: Row) -> Verdict | None:
         return None
     prompt, chosen = _column(row, _ASKED), pair["chosen"]
     because = "preference pairs: train on the chosen answers"
-    if prompt is not None and (kind(row[prompt]) == kind(row[chosen])):
+    asked, answered = None if prompt is None else kind(row[prompt]), kind(row[chosen])
+    mixed = asked in ("text", "messages") and not _holds_question(row[chosen])
+    if prompt is not None and (asked == answered or mixed):
         return _pairs(row, prompt, chosen, because)
-    if kind(row[chosen]) == "messages":
+    if answered == "messages":
         return Verdict("needs_mapping", because, {"messages": chosen}, "messages")
-    return Verdict("needs_mapping", because, {"text": chosen}, "text") if kind(row[chosen]) == "text" else None
+    if prompt is not None:
+        return Verdict("impossible", f"{prompt} holds {asked}, and {chosen} is the answer to it: write it as text")
+    because += f"; no prompt is beside {chosen}, so all of its text is trained, a question in it too: see the example"
+    return Verdict("needs_mapping", because, {"text": chosen}, "text", guessed=True)
+
+
+def _holds_question(answer: Any) -> bool:
+    return kind(answer) == "messages" and answer[0].get("role") != "assistant"
 
 
 def _odd_names(row: Row) -> Verdict | None:
@@ -314,6 +323,9 @@ def _preferred(row: Row, pair: dict[str, str]) -> Verdict:
     prompt = _column(row, _ASKED)
     if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
         return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
+    if prompt is not None and not _holds_question(row[pair["chosen"]]):
+        why = f"{prompt} holds {kind(row[prompt])} and {pair['chosen']} {kind(row[pair['chosen']])}; TRL needs one kind"
+        return Verdict("impossible", why)
     because = f"{pair['chosen']} and {pair['rejected']}, with the prompt inside them"
     if prompt == "prompt":  # TRL would concatenate a text and a list of messages
         because += f"; {prompt} is {kind(row[prompt])} beside {kind(row[pair['chosen']])} and must be left out"
