@@ -176,12 +176,31 @@ SPOKEN = [{"from": "human", "value": "Sky?"}, {"from": "gpt", "value": "Blue."},
         {"response_a": "In hall {}.", "response_b": "In {} halls."},
         {"conversations": SPOKEN, "chosen": {"from": "gpt", "value": "{}"}, "rejected": {"from": "gpt", "value": "no"}},
         {"messages": ASK + BLUE + ASK, "response": "Blue {}."},
+        {"messages": ASK + BLUE + ASK, "response_a": "Blue {}.", "response_b": "Green {}."},
+        {
+            "context": ASK + BLUE + ASK,
+            "response1": "Blue {}.",
+            "response2": "Green {}.",
+            "language": "en",
+        },  # HelpSteer3
+        {"context": SPOKEN, "Answer": "Blue {}."},
+        {"context": ASK, "response1": "Blue {}.", "response2": "Green {}.", "language": "en"},
     ],
 )
 def test_what_would_train_the_wrong_text_is_refused(row: dict[str, Any]) -> None:
     rows = [json.loads(json.dumps(row).replace("{}", str(number))) for number in range(3)]
     assert detect(rows[0]) is None
     assert judge(rows[0], None, rows)["sft"].verdict == "impossible"
+
+
+@pytest.mark.parametrize("talk", [ASK + BLUE, ASK + BLUE + ASK])
+@pytest.mark.parametrize(
+    "other", [{"responses_rated": "3"}, {"language": "en"}, {"output_tokens": "7"}, {"answer": ""}]
+)
+@pytest.mark.parametrize("name", ["messages", "context"])
+def test_a_conversation_beside_no_answer_is_trained(talk: list[Any], other: dict[str, Any], name: str) -> None:
+    row = {name: talk} | other
+    assert judge(row, detect(row), [row])["sft"].columns == {"messages": name}
 
 
 @pytest.mark.parametrize(

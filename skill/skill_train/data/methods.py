@@ -225,6 +225,8 @@ def _single_column(row: Row) -> Verdict | None:
         asks = _column(row, _ASKED) or (columns and _role(columns[0]) == "question" and columns[0])
         only_asks = kind_wanted != "turns" and columns[:1] == [asks]
         if len(columns) == 1 and not only_asks:
+            if (apart := answer_apart(row, columns)) is not None:
+                return Verdict("impossible", apart)
             because = f"{columns[0]} is the only column of {kind_wanted}"
             return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
     return None

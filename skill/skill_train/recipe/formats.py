@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import re
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
 }
+# Names of answers, also of several to one question, as HelpSteer3's `response1`.
+_ANSWER = re.compile(r"(?:completion|response|answer|solution|output|chosen)s?[ _-]?\w?", re.IGNORECASE)
 _CONVERSATIONS = ("messages", "conversation", "conversations")
 ASKED_FOR = ("completion",)  # never detected in a dataset; a recipe must request it
 BARE = ("text", "completion", "prompt_completion")  # trained unchanged, without a chat template
@@ -80,23 +83,26 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     return None
 
 
-def answer_apart(row: Row) -> str | None:
+def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
     """Why a conversation that ends with a question after an earlier answer is not trained, where another column holds
-    its answer: training would learn the earlier one, and never this one. None for other rows."""
-    answers = {
-        name for columns in COLUMNS.values() for name in columns.get("completion", ()) + columns.get("answer", ())
-    }
-    answer = next((name for name in row if row[name] and name in (*answers, "output", "chosen")), None)
-    column = next((name for name in _CONVERSATIONS if _ends_with_question(row.get(name))), None)
+    its answer: training would learn the earlier one, and never this one. None for other rows.
+
+    Args:
+        guessed: the columns that may hold the conversation, and in which a question alone counts too: other rows
+            of them may have an earlier answer. Of the usual columns such a row is refused by its line.
+    """
+    answer = next((name for name in row if row[name] and _ANSWER.fullmatch(name)), None)
+    names = guessed or _CONVERSATIONS
+    column = next((name for name in names if _ends_with_question(row.get(name), alone=bool(guessed))), None)
     if answer is None or column is None:
         return None
     return f"{column} ends with a question, and its answer is another column, {answer}: put it at the end of {column}"
 
 
-def _ends_with_question(value: Any) -> bool:
+def _ends_with_question(value: Any, *, alone: bool) -> bool:
     turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else []
     roles = [turn.get("role") or turn.get("from") for turn in turns]
-    return roles[-1:] in (["user"], ["human"]) and ("assistant" in roles or "gpt" in roles)
+    return roles[-1:] in (["user"], ["human"]) and (alone or "assistant" in roles or "gpt" in roles)
 
 
 def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | None:
