@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skill_train.data.methods import METHODS, judge
-from skill_train.recipe.formats import detect
+from skill_train.recipe.formats import DetectedFormat, detect
 
 ASK = [{"role": "user", "content": "What color is the sky?"}]
 BLUE, GREEN = [{"role": "assistant", "content": "It is blue."}], [{"role": "assistant", "content": "It is green."}]
@@ -115,6 +115,15 @@ def test_a_mapping_by_the_order_of_columns_is_called_a_guess() -> None:
     verdict = judge({"Frage": "a", "Antwort": "b"}, None)["sft"]
     assert verdict.guessed
     assert verdict.because.endswith("that Frage is asked and Antwort answers is a guess: look at the example")
+
+
+@pytest.mark.parametrize("answer", ["completion", "label"])
+def test_a_label_that_is_the_answer_is_read(answer: str) -> None:
+    """As the hint for a labelled text maps it."""
+    row = {"prompt": "It came late.", "completion": "Sorry.", "label": "bad"}
+    columns = {"prompt": "prompt", "completion": answer}
+    verdict = judge(row, DetectedFormat("prompt_completion", columns, "said", explicit=True))["sft"]
+    assert ("label is not read" in verdict.because) is (answer == "completion")
 
 
 def test_names_of_columns_that_read_like_a_row_are_told() -> None:

@@ -100,6 +100,7 @@ def test_the_label_of_a_text_is_told(name: str, values: list[Any]) -> None:
     rows = [{"text": f"Parcel {n} came late.", name: values[n % 2], "lang": "en"} for n in range(20)]
     assert unread_text(rows, {"text": "text"}) == [name]
     assert f"columns: {{prompt: text, completion: {name}}}" in unread_text_warning([name], {"text": "text"})
+    assert "write words for numbers first" in unread_text_warning([name], {"text": "text"})  # they cannot be answers
     assert unread_text([row | {name: values[0]} for row in rows], {"text": "text"}) == []
 
 

@@ -120,7 +120,7 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         return Verdict("impossible", why)
     if detected is not None:
         because = detected.reason
-        if "label" in row and detected.format == "prompt_completion":
+        if "label" in row.keys() - read and detected.format == "prompt_completion":
             because += "; label is not read, so rows with a bad label are trained too"
         return Verdict("ready", because, detected.columns, detected.format)
     if is_message(row):

@@ -149,7 +149,7 @@ def unread_text_warning(names: list[str], columns: dict[str, str], *, named: boo
     marking = [name for name in names if name in ROW_MARKS]
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
     if set(columns) == {"text"} and (label := next((name for name in names if name.lower() in _LABELS), None)):
-        answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}"
+        answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}; write words for numbers first"
         marking = []
         so = f"make it the answer by two lines of a recipe, format: prompt_completion and {answer}"
     if named:
