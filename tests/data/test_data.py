@@ -16,7 +16,9 @@ from peak_memory import peak_mb
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
+from skill_train.data.errors import EACH_ANSWER
 from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import WHOLE_CHAT
 from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -251,6 +253,24 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) ->
     assert (data["problems"]["truncated"], data["problems"]["fully_masked"]) == (None, None)
     assert "--model" in data["unknown"]["truncated"]
     assert (data["tokens"]["counted"], data["tokens"]["mean"]) == (False, [21.0, 52.0])
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"id": 1, "question": "Sky?", "answers": {"text": ["Blue."]}}, EACH_ANSWER),  # SQuAD
+        ({"chosen": {"text": "Blue."}, "rejected": {"text": "Green."}}, EACH_ANSWER),
+        ({"source": "a forum", "conversation": [{"input": "Sky?", "output": "Blue."}]}, WHOLE_CHAT),  # Capybara
+        ({"conversations": ["Sky?", "Blue."]}, WHOLE_CHAT),
+        ({"prompt": "Sky?"}, "another dataset; this one is for grpo"),
+    ],
+)
+def test_the_hint_for_columns_without_an_answer_says_what_to_write(
+    tmp_path: Path, row: dict[str, Any], hint: str
+) -> None:
+    """It called rows with answers a dataset for another method, or named a --fix that fails."""
+    code, answer = _data(write_data(tmp_path, [row, row | {"id": 2}]))
+    assert code == 2 and answer["error"]["hint"].startswith(hint)
 
 
 def test_what_only_sft_counts_says_so_for_another_method(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("preference, a text and messages", {"prompt": "Sky?", "chosen": BLUE, "rejected": GREEN}, "miiri"),
     ("preference, messages and a text", {"prompt": ASK, "chosen": "Blue.", "rejected": "Green."}, "miiri"),
     ("preference, a question of turns", {"prompt": TURNS[:1], "chosen": "Blue.", "rejected": "Green."}, "iiiii"),
+    ("preference, turns", {"chosen": TURNS, "rejected": TURNS, "source": "a forum"}, "miiii"),
+    ("a name of the place", {"source": "a forum", "chosen": "Sky? Blue.", "rejected": "Sky? Green."}, "mrrir"),
+    ("translation", {"source": "Himmel", "target": "sky"}, "miimi"),
+    ("odd names beside other turns", {"Q": "Sky?", "A": "Blue.", "messages": ["Sky?"]}, "miimi"),
     ("odd names", {"Q": "Sky?", "A": "Blue."}, "miimi"),
     ("odd pairs", {"question": "Sky?", "better": "Blue.", "worse": "Green."}, "mmmmm"),
     ("a label of 0 and 1", {"prompt": "a", "completion": "b", "label": 1}, "riiri"),
@@ -102,6 +106,15 @@ def test_each_method_has_its_verdict(row: dict[str, Any], expected: str) -> None
         (
             {"instruction": "a", "Completion": "c"},
             ["format: instruction", "columns: {instruction: instruction, output: Completion}"],
+        ),
+        (
+            {"source": "a forum", "chosen": TURNS, "rejected": TURNS},
+            ["format: sharegpt", "columns: {conversations: chosen}"],
+        ),
+        ({"source": "a forum", "chosen": "a", "rejected": "b"}, ["format: text", "columns: {text: chosen}"]),
+        (
+            {"source": "a", "target": "b"},
+            ["format: prompt_completion", "columns: {prompt: source, completion: target}"],
         ),
         ({"the body: all": "Once."}, ["format: text", "columns: {text: 'the body: all'}"]),
     ],
@@ -183,6 +196,8 @@ SPOKEN = [{"from": "human", "value": "Sky?"}, {"from": "gpt", "value": "Blue."},
         {"id": "t{}", "frage": "Wo ist {}?"},
         {"answer": "In hall {}.", "wrong_answer": "In {} halls."},
         {"response_a": "In hall {}.", "response_b": "In {} halls."},
+        {"source": "site {}", "conversation": [{"input": "Sky?", "output": "Blue."}]},  # Capybara
+        {"conversations": ["Sky?", "Blue."], "topic": "sky {}"},  # LIMA
         {"conversations": SPOKEN, "chosen": {"from": "gpt", "value": "{}"}, "rejected": {"from": "gpt", "value": "no"}},
         {"messages": ASK + BLUE + ASK, "response": "Blue {}."},
         {"messages": ASK + BLUE + ASK, "response_a": "Blue {}.", "response_b": "Green {}."},

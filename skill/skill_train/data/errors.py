@@ -17,7 +17,7 @@ from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, numbered_lines
 from skill_train.program.tables.shape import is_message, old_encoding, utf16
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat, answer_apart
+from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat, answer_apart, other_turns
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -43,6 +43,9 @@ def open_quote(line: int) -> str:
     return f"correct the quotes at line {line}: --fix leaves out no lines that may be several rows"
 
 
+EACH_ANSWER = 'write each row as {"prompt": "…", "completion": "…"}, with the answer as text'
+
+
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
     hint = f"name them {MAPPING}"
     if is_message(names):
@@ -52,8 +55,8 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
         if Path(recipe.data).exists():
             hint = f"keep the chosen answers: skill-train data {quoted(recipe.data)} --fix SFT.jsonl"
-    if isinstance(names, dict) and (apart := answer_apart(names)) is not None:
-        why, hint = apart, WHOLE_CHAT
+    if isinstance(names, dict) and (turns := answer_apart(names) or other_turns(names)) is not None:
+        why, hint = turns, WHOLE_CHAT
     path = Path(recipe.data)
     if path.is_file() and path.stat().st_size < LINE_BYTES and (command := rewriting_command(path)):
         hint = f"{command}, and {hint}"

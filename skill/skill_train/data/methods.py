@@ -24,6 +24,7 @@ from skill_train.recipe.formats import (
     answer_apart,
     detect,
     kind,
+    other_turns,
 )
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
@@ -128,13 +129,13 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
     if (apart := answer_apart(row)) is not None:
         return Verdict("impossible", apart)
     told = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
-    for suggest in (_usual_columns, _chosen_answers, _odd_names):
+    for suggest in (_usual_columns, _chosen_answers, _odd_names, _other_turns):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
     if (verdict := _single_column(told) or (_two_texts(row, rows) if len(told) == len(row) else None)) is not None:
         return verdict
-    question = _column(row, _ASKED)
+    question = _question(row)
     why = f"{question} has no answer beside it" if question else "no column holds conversations, answers or plain text"
     if any(kind(value) == "text" for value in told.values()) and not question:
         why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
@@ -184,11 +185,12 @@ def _usual_columns(row: Row) -> Verdict | None:
 
 def _chosen_answers(row: Row) -> Verdict | None:
     """The verdict for preference pairs, whose chosen answers can be trained."""
-    pair = _pair(row)
-    if pair is None:
+    prompt, turns, because = _question(row), _column(row, _CHOSEN), "preference pairs: train on the chosen answers"
+    if prompt is None and turns is not None and kind(row[turns]) == "turns" and _column(row, _REJECTED):
+        return Verdict("needs_mapping", because, {"conversations": turns}, "sharegpt")
+    if (pair := _pair(row)) is None:
         return None
-    prompt, chosen = _column(row, _ASKED), pair["chosen"]
-    because = "preference pairs: train on the chosen answers"
+    chosen = pair["chosen"]
     asked, answered = None if prompt is None else kind(row[prompt]), kind(row[chosen])
     mixed = asked in ("text", "messages") and not _holds_question(row[chosen])
     if prompt is not None and (asked == answered or mixed):
@@ -208,10 +210,14 @@ def _holds_question(answer: Any) -> bool:
 def _odd_names(row: Row) -> Verdict | None:
     """The verdict for two columns with known names in another spelling or combination."""
     texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
-    question, answer = _column(texts, _ASKED), _column(texts, _ANSWERED)
+    question, answer = _question(texts), _column(texts, _ANSWERED)
     if question is None or answer is None:
         return None
     return _pairs(row, question, answer, f"by their names, {question} is the question and {answer} the answer")
+
+
+def _other_turns(row: Row) -> Verdict | None:
+    return None if (why := other_turns(row)) is None else Verdict("impossible", why)
 
 
 def _single_column(row: Row) -> Verdict | None:
@@ -259,7 +265,7 @@ def _two_texts(row: Row, rows: Sequence[Row]) -> Verdict | None:
 def _no_answer(row: Row, texts: list[str]) -> str | None:
     """Why neither of two columns can be the answer: it is not text, or it is the subject of the other."""
     answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
-    if answers and (question := _column(row, _ASKED)) is not None:
+    if answers and (question := _question(row)) is not None:
         return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {question} must be text"
     about = next((column for column in texts if _plain(column) in _ABOUT), None)
     return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
@@ -322,7 +328,7 @@ def _preference(row: Row, method: str, rows: Sequence[Row]) -> Verdict:
 
 
 def _preferred(row: Row, pair: dict[str, str]) -> Verdict:
-    prompt = _column(row, _ASKED)
+    prompt = _question(row)
     if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
         return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
     if prompt is not None and not _holds_question(row[pair["chosen"]]):
@@ -341,7 +347,7 @@ def _kto(row: Row, rows: Sequence[Row]) -> Verdict:
         if verdict.verdict == "impossible":
             return verdict
         return replace(verdict, because=f"{verdict.because}; TRL makes two rows of each pair")
-    prompt, answer, label = _column(row, _ASKED), _column(row, _ANSWERED), _column(row, _LABEL)
+    prompt, answer, label = _question(row), _column(row, _ANSWERED), _column(row, _LABEL)
     if prompt is None or answer is None or label is None:
         return Verdict("impossible", "KTO needs a prompt, a completion and a label that is true or false, or pairs")
     if kind(row[label]) != "true or false":
@@ -353,7 +359,7 @@ def _kto(row: Row, rows: Sequence[Row]) -> Verdict:
 
 
 def _grpo(row: Row) -> Verdict:
-    prompt = _column(row, _ASKED)
+    prompt = _question(row)
     if prompt is None or kind(row[prompt]) not in ("text", "messages"):
         return Verdict("impossible", "GRPO needs a column of prompts; the model writes the answers")
     return _mapped(row, {"prompt": prompt}, f"{prompt}; a reward function must come with it")
@@ -376,6 +382,12 @@ def _column(row: Row, names: tuple[str, ...]) -> str | None:
     """The column with the first of these names, ignoring case, spaces and underscores."""
     plain = {_plain(column): column for column in reversed(row)}
     return next((plain[name] for name in names if name in plain), None)
+
+
+def _question(row: Row) -> str | None:
+    """The column that asks, by its name. A `source` without a target beside it says where a row is from."""
+    translated = _column(row, ("target", "targets", "tgt", "output", "outputs"))
+    return _column(row, _ASKED if translated else tuple(name for name in _ASKED if name not in ("src", "source")))
 
 
 def _plain(name: str) -> str:

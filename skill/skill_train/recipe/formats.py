@@ -99,6 +99,12 @@ def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
     return f"{column} ends with a question, and its answer is another column, {answer}: put it at the end of {column}"
 
 
+def other_turns(row: Row) -> str | None:
+    """Why a conversation cannot be read, whose turns are texts, or objects with other keys than a message."""
+    column = next((name for name in _CONVERSATIONS if kind(row.get(name)) == "list"), None)
+    return None if column is None else f"{column} is a list, but not one of messages"
+
+
 def _ends_with_question(value: Any, *, alone: bool) -> bool:
     turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else []
     roles = [turn.get("role") or turn.get("from") for turn in turns]
