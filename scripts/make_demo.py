@@ -395,6 +395,9 @@ def save(model: Any, folder: Path) -> None:
     model.to(torch.bfloat16)
     model.config.dtype = "bfloat16"
     model.save_pretrained(str(folder))
+    for file in folder.glob("*config.json"):  # in one line, as tokenizer.json
+        document = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def say(text: str) -> None:
