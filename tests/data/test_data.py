@@ -16,7 +16,7 @@ from peak_memory import peak_mb
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
-from skill_train.data.errors import EACH_ANSWER
+from skill_train.data.errors import MAPPING
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import WHOLE_CHAT
 from training import write_data
@@ -258,8 +258,8 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("row", "hint"),
     [
-        ({"id": 1, "question": "Sky?", "answers": {"text": ["Blue."]}}, EACH_ANSWER),  # SQuAD
-        ({"chosen": {"text": "Blue."}, "rejected": {"text": "Green."}}, EACH_ANSWER),
+        ({"id": 1, "question": "Sky?", "answers": {"text": ["Blue."]}}, f"name them {MAPPING}"),  # SQuAD
+        ({"chosen": {"text": "Blue."}, "rejected": {"text": "Green."}}, f"name them {MAPPING}"),
         ({"source": "a forum", "conversation": [{"input": "Sky?", "output": "Blue."}]}, WHOLE_CHAT),  # Capybara
         ({"conversations": ["Sky?", "Blue."]}, WHOLE_CHAT),
         ({"prompt": "Sky?"}, "another dataset; this one is for grpo"),

@@ -157,7 +157,7 @@ def test_a_pair_without_a_prompt_trains_its_questions_which_is_told(row: dict[st
     """As HH-RLHF, whose texts hold both speakers."""
     row |= {"chosen": "\n\nHuman: Sky?\n\nAssistant: Blue.", "rejected": "\n\nHuman: Sky?\n\nAssistant: No."}
     verdict = judge(row, detect(row))["sft"]
-    assert verdict.guessed is ("a question in it too" in verdict.because) is ("prompt" not in row)
+    assert verdict.guessed is ("a question in it is trained too" in verdict.because) is ("prompt" not in row)
 
 
 def test_the_mapping_makes_the_dataset_ready() -> None:

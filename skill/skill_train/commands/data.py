@@ -19,15 +19,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import (
-    ALL_ALIKE,
-    EACH_ANSWER,
-    NO_ROW,
-    columns_alone,
-    open_quote,
-    rewriting_command,
-    wrong_columns,
-)
+from skill_train.data.errors import ALL_ALIKE, NO_ROW, columns_alone, open_quote, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -40,7 +32,7 @@ from skill_train.model.tower import trains_on_pictures
 from skill_train.program.examples import Row
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import COLUMNS, WHOLE_CHAT
+from skill_train.recipe.formats import COLUMNS
 
 if TYPE_CHECKING:
     from skill_train.data.count_tokens import Counter
@@ -232,8 +224,8 @@ def _dataset_facts(inspection: Inspection) -> DatasetFacts:
         column_names=tuple(survey.columns),
         format=inspection.detected.format,
         columns=inspection.detected.columns,
-        bytes=path.stat().st_size if path.is_file() else None,
-        reason=inspection.detected.reason,
+        bytes=None,
+        reason="",
         revision=inspection.recipe.data_revision,
         data_file=inspection.recipe.data_file,
         data_config=inspection.recipe.data_config,
@@ -352,16 +344,9 @@ def _impossible(inspection: Inspection) -> UsageError:
         error.hint = shlex.join(["skill-train", "data", inspection.recipe.data, "--method", "sft"])
     elif inspection.method == "sft" and inspection.detected is not None:  # a column of pictures stands beside its own
         error.hint = columns_alone(inspection.detected)
-    elif error.hint != WHOLE_CHAT and "answer" in inspection.verdict.because and _has_answers(inspection.row, others):
-        error.hint = EACH_ANSWER
-    elif others:
+    elif others and (others != ["grpo"] or len(inspection.row) == 1):
         error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error
-
-
-def _has_answers(row: Row, others: list[str]) -> bool:
-    """Whether a row that sft cannot use seems to be more than prompts or pairs for the other methods."""
-    return len(row) > 1 and (others == ["grpo"] if others else "rejected" in row)
 
 
 def _next(inspection: Inspection) -> list[str]:

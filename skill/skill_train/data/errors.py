@@ -43,18 +43,13 @@ def open_quote(line: int) -> str:
     return f"correct the quotes at line {line}: --fix leaves out no lines that may be several rows"
 
 
-EACH_ANSWER = 'write each row as {"prompt": "…", "completion": "…"}, with the answer as text'
-
-
 def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
     hint = f"name them {MAPPING}"
     if is_message(names):
         why, hint = ONE_MESSAGE, WHOLE_CHAT
-    if {"chosen", "rejected"} <= set(names):
+    if why and {"chosen", "rejected"} <= set(names):
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
-        hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
-        if Path(recipe.data).exists():
-            hint = f"keep the chosen answers: skill-train data {quoted(recipe.data)} --fix SFT.jsonl"
+        hint = f"keep the chosen answers: skill-train data {quoted(recipe.data)} --fix SFT.jsonl"
     if isinstance(names, dict) and (turns := answer_apart(names) or other_turns(names)) is not None:
         why, hint = turns, WHOLE_CHAT
     path = Path(recipe.data)

@@ -94,7 +94,9 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
             if detected is not None and recipe.columns:
                 require_columns(recipe, detected, survey.columns)
             named = bool(recipe.columns)
-            leaves = unread_text(survey.seen.rows, detected.columns, named=named) if detected is not None else []
+            leaves = (
+                unread_text(peeked + survey.seen.later, detected.columns, named=named) if detected is not None else []
+            )
             return Inspection(recipe, method, row, verdicts, detected, survey, file, tuple(leaves), images)
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 

@@ -199,10 +199,7 @@ def _pictures(inspection: Inspection, counted: Counted) -> PictureReport | Unset
         most=figures.most,
         bytes=figures.bytes,
         largest=None if figures.largest is None else list(figures.largest),
-        rotated=figures.traits["rotated"],
-        grey=figures.traits["grey"],
-        cmyk=figures.traits["cmyk"],
-        transparent=figures.traits["transparent"],
+        **{trait: figures.traits[trait] for trait in ("rotated", "grey", "cmyk", "transparent")},
         mean_tokens=round(sum(tokens) / len(tokens), 1) if tokens else UNSET,
         longest_tokens=max(tokens) if tokens else UNSET,
     )

@@ -32,7 +32,7 @@ METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 # Names that datasets use for questions and for answers, as `_plain` writes them.
 _ASKED = (
     "prompt", "question", "query", "problem", "instruction", "input", "q", "user", "human", "request", "ask",
-    "inputs", "src", "source", "usermessage", "userinput", "inputtext", "userprompt",
+    "inputs", "usermessage", "userinput", "inputtext", "userprompt", "src", "source",
 )  # fmt: skip
 _ANSWERED = (
     "completion", "response", "answer", "output", "a", "reply", "assistant", "bot", "gpt", "solution", "target",
@@ -74,7 +74,7 @@ class Verdict:
     Attributes:
         columns: the dataset's name of each column by the method's name; empty if the method is impossible.
         format: set only for sft.
-        guessed: the mapping rests on the order of the columns, not on their names, or a text may hold its question.
+        guessed: the mapping rests on the order of the columns, or a text may hold its question.
     """
 
     verdict: Literal["ready", "needs_mapping", "impossible"]
@@ -129,14 +129,18 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
     if (apart := answer_apart(row)) is not None:
         return Verdict("impossible", apart)
     told = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
-    for suggest in (_usual_columns, _chosen_answers, _odd_names, _other_turns):
+    for suggest in (_usual_columns, _chosen_answers, _odd_names):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
     if (verdict := _single_column(told) or (_two_texts(row, rows) if len(told) == len(row) else None)) is not None:
         return verdict
     question = _question(row)
-    why = f"{question} has no answer beside it" if question else "no column holds conversations, answers or plain text"
+    why = (
+        f"{question} has no text of an answer beside it"
+        if question
+        else "no column holds conversations, answers or plain text"
+    )
     if any(kind(value) == "text" for value in told.values()) and not question:
         why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
     return Verdict("impossible", why)
@@ -185,21 +189,22 @@ def _usual_columns(row: Row) -> Verdict | None:
 
 def _chosen_answers(row: Row) -> Verdict | None:
     """The verdict for preference pairs, whose chosen answers can be trained."""
-    prompt, turns, because = _question(row), _column(row, _CHOSEN), "preference pairs: train on the chosen answers"
-    if prompt is None and turns is not None and kind(row[turns]) == "turns" and _column(row, _REJECTED):
-        return Verdict("needs_mapping", because, {"conversations": turns}, "sharegpt")
-    if (pair := _pair(row)) is None:
+    prompt, chosen, because = _question(row), _column(row, _CHOSEN), "preference pairs: train on the chosen answers"
+    if chosen is None:
         return None
-    chosen = pair["chosen"]
-    asked, answered = None if prompt is None else kind(row[prompt]), kind(row[chosen])
+    asked, answered = kind(row.get(prompt or "")), kind(row[chosen])
+    if prompt is None and answered == "turns" and _column(row, _REJECTED):
+        return Verdict("needs_mapping", because, {"conversations": chosen}, "sharegpt")
+    if _pair(row) is None:
+        return None
     mixed = asked in ("text", "messages") and not _holds_question(row[chosen])
     if prompt is not None and (asked == answered or mixed):
         return _pairs(row, prompt, chosen, because)
     if answered == "messages":
         return Verdict("needs_mapping", because, {"messages": chosen}, "messages")
     if prompt is not None:
-        return Verdict("impossible", f"{prompt} holds {asked}, and {chosen} is the answer to it: write it as text")
-    because += f"; no prompt is beside {chosen}, so all of its text is trained, a question in it too: see the example"
+        return Verdict("impossible", f"{prompt} holds {asked}, and must be text")
+    because += f"; no prompt is beside {chosen}: a question in it is trained too"
     return Verdict("needs_mapping", because, {"text": chosen}, "text", guessed=True)
 
 
@@ -216,12 +221,10 @@ def _odd_names(row: Row) -> Verdict | None:
     return _pairs(row, question, answer, f"by their names, {question} is the question and {answer} the answer")
 
 
-def _other_turns(row: Row) -> Verdict | None:
-    return None if (why := other_turns(row)) is None else Verdict("impossible", why)
-
-
 def _single_column(row: Row) -> Verdict | None:
     """The verdict for a single column that can only have one meaning."""
+    if (other := other_turns(row)) is not None:
+        return Verdict("impossible", other)
     for kind_wanted, data_format, name in (
         ("messages", "messages", "messages"),
         ("turns", "sharegpt", "conversations"),
@@ -332,8 +335,7 @@ def _preferred(row: Row, pair: dict[str, str]) -> Verdict:
     if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
         return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
     if prompt is not None and not _holds_question(row[pair["chosen"]]):
-        why = f"{prompt} holds {kind(row[prompt])} and {pair['chosen']} {kind(row[pair['chosen']])}; TRL needs one kind"
-        return Verdict("impossible", why)
+        return Verdict("impossible", f"{prompt} and {pair['chosen']} must both be texts, or both messages")
     because = f"{pair['chosen']} and {pair['rejected']}, with the prompt inside them"
     if prompt == "prompt":  # TRL would concatenate a text and a list of messages
         because += f"; {prompt} is {kind(row[prompt])} beside {kind(row[pair['chosen']])} and must be left out"
@@ -385,9 +387,8 @@ def _column(row: Row, names: tuple[str, ...]) -> str | None:
 
 
 def _question(row: Row) -> str | None:
-    """The column that asks, by its name. A `source` without a target beside it says where a row is from."""
-    translated = _column(row, ("target", "targets", "tgt", "output", "outputs"))
-    return _column(row, _ASKED if translated else tuple(name for name in _ASKED if name not in ("src", "source")))
+    """The column that asks, by its name; `source` only beside a target."""
+    return _column(row, _ASKED if _column(row, ("target", "targets", "tgt", "output", "outputs")) else _ASKED[:-2])
 
 
 def _plain(name: str) -> str:

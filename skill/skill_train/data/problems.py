@@ -60,7 +60,6 @@ class Survey(msgspec.Struct):
     detected: how rows with pictures are read, with the column of pictures that a row has first.
     told: of rows of text with tools or a mark; None for another method than sft.
     open_quote: the line of a table at which `--fix` cannot count the rows.
-    seen: some rows.
     """
 
     rows: int = 0

@@ -56,7 +56,6 @@ def scan(
     Args:
         pictures: the model reads them. Otherwise they are refused.
         tokens: counts those of the pictures.
-        seen: keeps some rows.
 
     Raises:
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is

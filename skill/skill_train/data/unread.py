@@ -18,47 +18,33 @@ _LONG = 80  # characters of a passage, which several questions may be about, as 
 # have them, system messages, OpenAI's older tools.
 _SYSTEM = re.compile("sys(?:tem|_)")
 _BEFORE = re.compile(f"history|{_SYSTEM.pattern}|persona|functions")
-# What a question is about, as Dolly's `context`: the rows that have it need it, however few they are.
+# What a question is about: needed by the rows that have it, however few.
 _ABOUT = re.compile("input|context|passage|background|evidence|paragraph|document|article|reference|knowledge")
-# Short texts that change the answer: the choices of a test, and how or into what a text is to be written.
-_CHANGES = re.compile(
-    r"[a-e]|op[a-e]|(?:option|choice)s?[ _]?\w?|(?:target|tgt|source|src)_?lang(?:uage)?|tone|style", re.IGNORECASE
-)
-_ANSWERS = ("output", "answer", "completion")
-_WHO = re.compile("model|author|annotator|worker|generator|provider", re.IGNORECASE)  # several answer one question
-_WORD = re.compile(r"(?!\S*[\d/@]\S*$).*[^\W\d_]", re.DOTALL)  # no number, id, date, address or path
-# Columns that say which rows are not for training, and how they say it.
+# Choices of a test, and how an answer is to be written.
+_CHANGES = re.compile(r"[a-e]|(?:option|choice)s?[ _]?\w?|(?:target|tgt|source|src)_?lang(?:uage)?|tone|style")
+_WHO = re.compile("model|author|annotator|worker")  # several answer one question
+_WORD = re.compile(r"(?<!\S)[^\W\d_]+(?!\S)")  # of letters alone: no id, date or path
 _SPLITS = ("split", "set", "subset", "fold", "partition")
-_TESTS = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation", "holdout")
+_TESTS = ("test", "testing", "validation", "valid", "val", "dev", "eval", "holdout")
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
-_VALUES, _LATER = 20, 1000  # values of each column that are wanted, and later rows that may be kept for them
 
 
 class SeenRows:
-    """The first rows of a dataset, and those behind them in which a column has one of its first values."""
+    """The first rows of a dataset, and later ones in which a column has one of its first values."""
 
     def __init__(self) -> None:
         self.first, self.later = list[Row](), list[Row]()
-        self._bytes, self._counts, self._known = 0, Counter[str](), set[str]()
-
-    @property
-    def has_first(self) -> bool:
-        return len(self.first) == _FIRST or self._bytes > _FIRST_BYTES
-
-    @property
-    def rows(self) -> list[Row]:
-        return self.first + self.later
+        self.has_first, self._bytes, self._counts = False, 0, Counter[str]()
 
     def look(self, row: Row) -> None:
-        """Keeps the row if it is one of those. Nearly always it is none, and that costs next to nothing."""
-        new = [name for name in row.keys() - self._known if row[name] not in (None, "", [], {})]
+        new = [name for name in row if self._counts[name] < 20 and row[name] not in (None, "", [], {})]
         new = [name for name in new if name.lower() not in _SPLITS or _is_for_tests(name, row)]
-        if self.has_first and (not new or len(self.later) == _LATER or self._bytes > 2 * _FIRST_BYTES):
+        if self.has_first and (not new or len(self.later) == 1000 or self._bytes > 2 * _FIRST_BYTES):
             return
         (self.later if self.has_first else self.first).append(row)
         self._bytes += sum(len(each) for _, each in nodes_in(row) if isinstance(each, (str, bytes)))
         self._counts.update(new)
-        self._known.update(name for name in new if self._counts[name] == _VALUES)
+        self.has_first = len(self.first) == _FIRST or self._bytes > _FIRST_BYTES
 
 
 def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = False) -> list[str]:
@@ -66,7 +52,6 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
     the label of a plain text; what stands before a question; and marks of rows that other trainers leave out.
 
     Args:
-        rows: some of the dataset, as `SeenRows` keeps them.
         columns: the dataset's name of each column by the format's name.
         named: whether a recipe names them. It leaves the others out on purpose; of a system prompt it may not know.
     """
@@ -76,7 +61,8 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
         system = {name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns}
         names = dict.fromkeys(name for name in names if name in system or name.lower() in _SPLITS)
     labels = _LABELS if set(columns) == {"text"} else ()
-    asked = _questions(rows, columns)
+    asking = [column for name, column in columns.items() if name not in ("output", "answer", "completion")]
+    asked = [hash(repr([row.get(column) for column in asking])) for row in rows] if len(asking) < len(columns) else []
     return [
         name
         for name in names
@@ -93,22 +79,14 @@ def _is_for_tests(name: str, row: Row) -> bool:
     return name.lower() in _SPLITS and str(row.get(name)).strip().lower() in _TESTS
 
 
-def _questions(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
-    """What each row asks, as far as it is read; with pictures each asks something else. None of conversations."""
-    asking = [column for name, column in columns.items() if name not in (*_ANSWERS, "images")]
-    numbers = [[number] * ("images" in columns) for number in range(len(rows))]
-    asked = [repr([*number, *map(row.get, asking)]) for number, row in zip(numbers, rows, strict=True)]
-    return [] if columns.keys().isdisjoint(_ANSWERS) else asked
-
-
-def _are_asked(name: str, values: list[Any], asked: list[str]) -> bool:
-    """Whether the texts of a column, however short, are a part of the questions: by its name, or because most rows ask
-    the same without it, and something else with it."""
-    told = [(question, *texts) for question, texts in zip(asked, map(_texts, values), strict=False) if texts]
-    if _CHANGES.fullmatch(name):
-        return len({texts[1:] for texts in told}) > 1
-    whole = {texts for texts in told if any(map(_WORD.match, texts[1:]))}
-    return 2 * len(whole) > len(asked) >= 2 * len(set(asked)) and not _WHO.match(name)
+def _are_asked(name: str, values: list[Any], asked: list[int]) -> bool:
+    """Whether short texts are a part of the questions: by their name, or because most rows ask the same without it."""
+    pairs = zip(asked, (" ".join(_texts(value)) for value in values), strict=False)
+    told = {(question, text) for question, text in pairs if text}
+    if _CHANGES.fullmatch(name.lower()):
+        return len({text for _, text in told}) > 1
+    whole = [text for _, text in told if _WORD.search(text)]
+    return 2 * len(whole) > len(asked) >= 2 * len(set(asked)) and not _WHO.match(name.lower())
 
 
 def _are_needed(name: str, values: list[Any]) -> bool:

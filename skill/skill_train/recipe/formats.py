@@ -23,7 +23,6 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
 }
-# Names of answers, also of several to one question, as HelpSteer3's `response1`.
 _ANSWER = re.compile(r"(?:completion|response|answer|solution|output|chosen)s?[ _-]?\w?", re.IGNORECASE)
 _CONVERSATIONS = ("messages", "conversation", "conversations")
 ASKED_FOR = ("completion",)  # never detected in a dataset; a recipe must request it
@@ -85,11 +84,8 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
 
 def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
     """Why a conversation that ends with a question after an earlier answer is not trained, where another column holds
-    its answer: training would learn the earlier one, and never this one. None for other rows.
-
-    Args:
-        guessed: the columns that may hold the conversation, and in which a question alone counts too: other rows
-            of them may have an earlier answer. Of the usual columns such a row is refused by its line.
+    its answer: training would learn the earlier one, and never this one. None for other rows. In the columns that are
+    only `guessed` to hold conversations a question counts alone.
     """
     answer = next((name for name in row if row[name] and _ANSWER.fullmatch(name)), None)
     names = guessed or _CONVERSATIONS
@@ -100,7 +96,7 @@ def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
 
 
 def other_turns(row: Row) -> str | None:
-    """Why a conversation cannot be read, whose turns are texts, or objects with other keys than a message."""
+    """Why a conversation of texts, or of objects with other keys, cannot be read."""
     column = next((name for name in _CONVERSATIONS if kind(row.get(name)) == "list"), None)
     return None if column is None else f"{column} is a list, but not one of messages"
 
