@@ -265,9 +265,7 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) ->
         ({"prompt": "Sky?"}, "another dataset; this one is for grpo"),
     ],
 )
-def test_the_hint_for_columns_without_an_answer_says_what_to_write(
-    tmp_path: Path, row: dict[str, Any], hint: str
-) -> None:
+def test_the_hint_for_columns_without_an_answer_can_be_followed(tmp_path: Path, row: dict[str, Any], hint: str) -> None:
     """It called rows with answers a dataset for another method, or named a --fix that fails."""
     code, answer = _data(write_data(tmp_path, [row, row | {"id": 2}]))
     assert code == 2 and answer["error"]["hint"].startswith(hint)
