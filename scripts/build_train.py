@@ -21,11 +21,11 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/chosen", "examples", "chat/answers",
-    "chat/typed", "chat/told", "chat/labels", "parquet", "pictures/beside", "pictures/decode", "pictures/find",
-    "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens", "tables/shape", "rows",
-    "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/kept", "cloud/push",
-    "cloud/job", "main",
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/chosen", "chat/pairs", "examples",
+    "chat/answers", "chat/typed", "chat/told", "chat/labels", "parquet", "pictures/beside", "pictures/decode",
+    "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens", "tables/shape",
+    "rows", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/kept",
+    "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 SHORT = 12  # lines behind the docstring
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"

@@ -128,6 +128,43 @@ def test_one_text_that_looks_like_messages_stays_a_text(tmp_path: Path, text: st
     assert text in training.tokenizer("qwen2").decode(ids)
 
 
+@pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)], ids=["prompt", "completion", "both"])
+@pytest.mark.parametrize("whole", [False, True], ids=["answer alone", "whole conversation"])
+def test_each_side_may_be_json_text(tmp_path: Path, sides: tuple[bool, bool], whole: bool) -> None:
+    """As UltraFeedback in a table has its chosen answers: the model learned to answer with the text of a list."""
+    rows = list[dict[str, Any]]()
+    for turns in (row["messages"] for row in _messages()):
+        prompt, completion = turns[:1], turns if whole else turns[1:]
+        asked = json.dumps(prompt) if sides[0] else turns[0]["content"]
+        answered = json.dumps(completion) if sides[1] else completion if whole else turns[1]["content"]
+        rows.append({"prompt": asked, "completion": answered})
+    assert _encoded("qwen2", training.write_data(tmp_path, rows)) == _expected("qwen2")
+
+
+@pytest.mark.parametrize("side", ["prompt", "completion"])
+def test_one_side_as_python_writes_it_is_refused(tmp_path: Path, side: str) -> None:
+    turns = _messages()[0]["messages"]
+    row = {"prompt": "What?", "completion": "That."} | {side: repr(turns[:1] if side == "prompt" else turns[1:])}
+    with pytest.raises(SkillTrainError, match=f"{side} is text that is not JSON"):
+        _encoded("qwen2", training.write_data(tmp_path, [row]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"content": "Buy milk", "done": false}]',
+        '[{"role": "Engineer", "content": "Builds bridges"}]',
+        '[{"role": "user", "content": "Hi"}]\nWhat does this payload do?',
+        "[{'role': 'user', 'content': 'Hi'}].pop()",
+    ],
+)
+@pytest.mark.parametrize("side", ["prompt", "completion"])
+def test_other_json_and_code_stays_a_text(tmp_path: Path, side: str, text: str) -> None:
+    row = {"prompt": "What?", "completion": "That."} | {side: text}
+    [(ids, _)] = _encoded("qwen2", training.write_data(tmp_path, [row]))
+    assert text in training.tokenizer("qwen2").decode(ids)
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_prompt_that_its_conversation_repeats_is_read_once(tmp_path: Path, as_text: bool) -> None:
     rows = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.chat.chosen import all_left_out, is_left_out
+from skill_train.program.chat.pairs import hold_turns
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
 
@@ -21,7 +22,6 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
-TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
 CALLS = ("tool_calls", "function_call")  # keys of an answer; the second is of OpenAI's older format
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
@@ -96,8 +96,10 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         return {"kind": "text", "text": text_of(value("text"), "text")}
     names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
     prompt, completion = value(names[0]), value(names[1])
-    if data_format in PAIRS and all(isinstance(side, str) and TURNS.match(side) for side in (prompt, completion)):
-        prompt, completion = turns_of(prompt, names[0]), turns_of(completion, names[1])
+    if data_format in PAIRS:
+        as_json = hold_turns((prompt, completion))
+        prompt = turns_of(prompt, names[0]) if as_json[0] else prompt
+        completion = turns_of(completion, names[1]) if as_json[1] else completion
     if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
         prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
         if completion[: len(prompt)] == prompt:  # it is the whole conversation
