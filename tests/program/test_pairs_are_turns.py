@@ -174,6 +174,81 @@ def test_a_prompt_that_its_conversation_repeats_is_read_once(tmp_path: Path, as_
     assert _encoded("qwen2", training.write_data(tmp_path, rows)) == _expected("qwen2")
 
 
+KIND: dict[str, Any] = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("column", "before", "within", "blanks"),
+    [
+        (True, [], [KIND], ""),
+        (False, [KIND], [], ""),
+        (False, [], [KIND], ""),
+        (False, [KIND], [KIND], "\n"),
+        (True, [KIND], [KIND], " "),
+        (True, [], [], " "),
+    ],
+)
+def test_neither_blanks_nor_a_system_message_make_another_prompt(
+    tmp_path: Path, column: bool, before: list[Any], within: list[Any], blanks: str
+) -> None:
+    """The question was asked twice, as of two users."""
+    rows, right = list[dict[str, Any]](), list[dict[str, Any]]()
+    for user, answer in (row["messages"] for row in _messages()):
+        asked = [*before, user | {"content": user["content"] + blanks, "name": None}]
+        rows.append(
+            {"prompt": asked, "completion": [*within, user, answer]} | ({"system": "Be kind."} if column else {})
+        )
+        right.append({"messages": [KIND, asked[-1], answer]})
+    expected = _encoded("qwen2", training.write_data(tmp_path, right, "right.jsonl"))
+    assert _encoded("qwen2", training.write_data(tmp_path, rows)) == expected
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        [{"role": "user", "content": "And a tree?"}, {"role": "assistant", "content": "An oak."}],
+        [
+            KIND | {"content": "Be short."},
+            {"role": "user", "content": "A fruit?"},
+            {"role": "assistant", "content": "A pear."},
+        ],
+    ],
+    ids=["another question", "another system message"],
+)
+@pytest.mark.parametrize("write", [list, json.dumps])
+def test_a_completion_that_asks_something_else_is_refused(tmp_path: Path, completion: list[Any], write: Any) -> None:
+    row = {"prompt": [KIND, {"role": "user", "content": "A fruit?"}], "completion": write(completion)}
+    with pytest.raises(SkillTrainError, match="the completion begins with another question than its prompt"):
+        _encoded("qwen2", training.write_data(tmp_path, [row]))
+
+
+def test_a_completion_may_go_on_with_further_questions(tmp_path: Path) -> None:
+    user, answer, further, last = (
+        {"role": role, "content": text}
+        for role, text in (
+            ("user", "A fruit?"),
+            ("assistant", "A pear."),
+            ("user", "A tree?"),
+            ("assistant", "An oak."),
+        )
+    )
+    rows: list[Any] = [
+        {"prompt": prompt, "completion": completion}
+        for prompt, completion in (
+            ([user], [answer, further, last]),
+            ([user, answer], [further, last]),
+            ([user, answer, further], [last]),
+            ([user, answer, further], [user, answer, further, last]),
+        )
+    ]
+    made = _encoded("qwen2", training.write_data(tmp_path, rows))
+    (whole, trained), *_ = _encoded(
+        "qwen2", training.write_data(tmp_path, [{"messages": [user, answer, further, last]}])
+    )
+    assert [ids for ids, _ in made] == [whole] * 4
+    assert made[0][1] == trained and made[1][1] == made[2][1] == made[3][1] != trained
+
+
 @pytest.mark.parametrize(("kind", "values"), [("qwen2", {"format": "completion"}), ("gpt2", {})], ids=["asked", "none"])
 def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dict[str, Any]) -> None:
     """GPT-2 has no template. Both texts are tokenized by hand: the prompt is not trained, the completion is."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.chat.chosen import all_left_out, is_left_out
-from skill_train.program.chat.pairs import hold_turns
+from skill_train.program.chat.pairs import hold_turns, read_once
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
 
@@ -102,8 +102,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         completion = turns_of(completion, names[1]) if as_json[1] else completion
     if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
         prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
-        if completion[: len(prompt)] == prompt:  # it is the whole conversation
-            completion = completion[len(prompt) :]
+        prompt, completion = read_once(prompt, completion)
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in BARE:
