@@ -77,12 +77,14 @@ def test_tools_that_stand_in_one_place_are_not(tmp_path: Path) -> None:
     system = {"role": "system", "content": f"<tools> {json.dumps([WEATHER])} </tools>"}
     assert notes(tmp_path, {"messages": [system, USER, BOT], "tools": None}) == []
     assert notes(tmp_path, {"messages": [system, USER, BOT], "tools": [TIME]}) == []
-    [note] = notes(
-        tmp_path,
-        {"messages": [system, USER, BOT], "tools": [WEATHER]},
-        template=WITH_TOOLS[WITH_TOOLS.index("{%- for") :],
-    )
-    assert "leaves out the descriptions of tools" in note
+    call = {"role": "assistant", "content": '<tool_call> {"name": "weather"} </tool_call>'}
+    for answer in (BOT, call):  # in which the name of the tool stands too
+        [note] = notes(
+            tmp_path,
+            {"messages": [system, USER, answer], "tools": [WEATHER]},
+            template=WITH_TOOLS[WITH_TOOLS.index("{%- for") :],
+        )
+        assert "leaves out the descriptions of tools" in note
 
 
 def test_two_system_messages_are_told(tmp_path: Path) -> None:

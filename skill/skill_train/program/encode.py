@@ -48,6 +48,7 @@ ANOTHER_PROMPT = (
     "a system message more): in use the model sees a prompt that it was not trained on"
 )
 NOT_RENDERED = "the chat template leaves out {}, so the model is trained without them"
+NO_TOOLS = NOT_RENDERED.format("the descriptions of tools")
 BEGINS_OTHERWISE = (
     "the rows are trained without the token that begins each text, which llama-server and Ollama put before each "
     "prompt: begin the chat template with {{ bos_token }}"
@@ -141,7 +142,8 @@ class Encoder:
         self.count += 1
         try:
             made = self.encoded(index, line, row)
-            self.told.look(line, findings(row, self.recipe["columns"], made))
+            seen = made | {"tools": None} if NO_TOOLS in self.noted else made
+            self.told.look(line, findings(row, self.recipe["columns"], seen))
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made
@@ -265,7 +267,7 @@ class Encoder:
         """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know
         them leave them out without an error, and some write the calls of an answer without its text."""
         if tools and self.try_render(messages, None) == rendered:
-            self.note(NOT_RENDERED.format("the descriptions of tools"))
+            self.note(NO_TOOLS)
         for index, message in enumerate(messages):
             text, role = message["content"], message["role"]
             if not isinstance(text, str) or text.strip() in rendered:
