@@ -154,6 +154,78 @@ def test_questions_that_another_template_rendered_are_told(
     assert note.startswith("2 of 3 rows hold marks of turns in the question (the first: line 2,"), note
 
 
+@pytest.mark.parametrize("text", ["[INST] {} [/INST]", "<|user|>\n{}<|end|>", "### Instruction:\n{}"])
+def test_they_are_told_in_messages_too(tmp_path: Path, text: str) -> None:
+    asked, plain = text.format("Name a fruit."), {"role": "system", "content": "Think <|begin_of_thought|> first."}
+    human = [{"from": "human", "value": asked}, {"from": "gpt", "value": "A pear."}]
+    for name, rows in (
+        ("messages", [[plain, USER, BOT], [plain, USER, BOT, USER | {"content": asked}, BOT]]),
+        ("conversations", [[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}], human]),
+    ):
+        [note] = notes(tmp_path, *({name: row} for row in rows))
+        assert note.startswith("1 of 2 rows hold marks of turns in the question (the first: line 2,"), note
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "A pear.</s>",
+        "A pear.<|eot_id|>\n",
+        "### Response:\nA pear.",
+        "A pear. [INST] And a tree? [/INST] An oak.",
+        "A pear.\n### Human: And a tree?",
+        "A pear.<end_of_turn>",
+    ],
+)
+def test_marks_of_turns_in_an_answer_are_told(tmp_path: Path, answer: str) -> None:
+    """The model learned to write them. Its own, which are read as tokens, are told in other words (`typed`)."""
+    [note] = notes(tmp_path, ALPACA, ALPACA | {"output": answer})
+    assert note.startswith("1 of 2 rows hold marks of turns in an answer (the first: line 2,"), note
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<|begin_of_thought|> Hm. <|end_of_thought|> A pear.",
+        "# API\n### Request:\nGET /\n### Response:\n200",
+        "xs |> List.map (fun x -> f <| x)",
+        "<p>A <s>plum</s> pear.</p>",
+        "### Instructions\n1. Peel it.",
+        "a[INSTALLED]",
+    ],
+)
+def test_other_marks_in_an_answer_are_not(tmp_path: Path, answer: str) -> None:
+    assert notes(tmp_path, ALPACA, ALPACA | {"output": answer}) == []
+
+
+PYTHON = "{'text': ['Lima'], 'answer_start': [3]}"
+
+
+@pytest.mark.parametrize(
+    "answer", [PYTHON, "['Lima' 'York']", "[array(['Lima'], dtype=object)]", " ['Lima',\n 'York'] "]
+)
+@pytest.mark.parametrize("names", [("question", "answer"), ("prompt", "completion")])
+def test_answers_as_python_writes_them_are_told(tmp_path: Path, names: tuple[str, str], answer: str) -> None:
+    """As pandas writes the answers of SQuAD to a .csv file."""
+    rows = [dict(zip(names, ("Where?", text), strict=True)) for text in ("Lima.", answer, answer)]
+    [note] = notes(tmp_path, *rows)
+    assert note.startswith("2 of 3 rows have an answer that is a list or an object as Python writes it"), note
+    assert f"(the first: line 2, {answer.strip()})" in note
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["No.", "Yes.", PYTHON],  # a few may well be Python
+        ['["Lima", "York"]', '{"text": "Lima"}', "[]", "{}", "[1, 2]"],
+        ["x = ['Lima']", "['Lima'] is a list of one text.", "{'Lima', 'York'}.pop()", "[x for x in 'Lima']"],
+        ["[citation needed]", "{{name}}", "['tis true] said he"],
+    ],
+)
+def test_other_answers_are_not_python(tmp_path: Path, answers: list[str]) -> None:
+    assert notes(tmp_path, *(ALPACA | {"output": answer} for answer in answers)) == []
+
+
 def test_questions_that_another_template_rendered_are_told_by_plan(commands: Commands, tmp_path: Path) -> None:
     row = {"prompt": "[INST] Name a fruit. [/INST]", "completion": "A pear."}
     for rows, told in (([ALPACA] * 3, 0), ([{"prompt": "A fruit?", "completion": "A pear."}, row], 1)):

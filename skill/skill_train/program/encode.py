@@ -131,6 +131,7 @@ class Encoder:
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
         self.added = frozenset(tokenizer.added_tokens_decoder)
+        self.own = frozenset(map(str, tokenizer.added_tokens_decoder.values()))
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
@@ -143,7 +144,7 @@ class Encoder:
         try:
             made = self.encoded(index, line, row)
             seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            self.told.look(line, findings(row, self.recipe["columns"], seen))
+            self.told.look(line, findings(row, self.recipe["columns"], seen, self.own))
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made

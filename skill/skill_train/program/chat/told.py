@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from skill_train.program.chat.chosen import marks
@@ -19,13 +20,27 @@ TURN_MARK = re.compile(
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
+# Of answers less: code and documents have such lines, and thoughts have marks of their own.
+MARK_IN_ANSWER = re.compile(
+    r"<\|(?:im_start|im_end|eot_id|eom_id|eot|end|endoftext|(?:begin|end)_of_text|(?:start|end)_header_id"
+    r"|system|user|assistant)\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|(?:</s>|<eos>)\s*\Z"
+    r"|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
+    re.MULTILINE,
+)
+PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
 RENDERED_TWICE = (
     "hold marks of turns in the question (the first: {}), and the model's own template writes its marks around them: "
-    "format: completion trains rows that are rendered already"
+    "take them out; format: completion trains rows that are rendered already"
 )
+MARKED_ANSWERS = "hold marks of turns in an answer (the first: {}), which the model learns to write: take them out"
+PYTHON_ANSWERS = (
+    "have an answer that is a list or an object as Python writes it, as pandas in a .csv file (the first: {}), and "
+    "the model learns to write that: put the text that is meant in its place"
+)
+MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
@@ -47,12 +62,21 @@ class ToldRows:
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
-        told = {note: places for note, places in self.places.items() if places}
+        told = {
+            note: places
+            for note, places in self.places.items()
+            if places and (note not in MOSTLY or 2 * len(places) >= count)
+        }
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
-def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model."""
+def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each note at most once, and what stands there.
+
+    Args:
+        made: the row encoded, or its example without a model.
+        own: tokens of the model, which are told otherwise (`typed`).
+    """
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
@@ -64,9 +88,11 @@ def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     if nothing:
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
-    asked = row.get(columns.get("question", columns.get("instruction", "")))
-    if isinstance(asked, str) and (mark := TURN_MARK.search(asked)) is not None:
-        yield RENDERED_TWICE, f", {mark.group()!r}"
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    yield from foreign_marks(RENDERED_TWICE, TURN_MARK, asked, own)
+    yield from foreign_marks(MARKED_ANSWERS, MARK_IN_ANSWER, answers, own)
+    if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
+        yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
@@ -74,6 +100,13 @@ def findings(row: Row, columns: dict[str, str], made: Any) -> Iterator[tuple[str
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) and is_named(names, text, made.get("rendered")) for text in texts):
         yield TOOLS_TWICE, ""
+
+
+def foreign_marks(
+    note: str, pattern: re.Pattern[str], texts: list[str], own: Container[str]
+) -> Iterator[tuple[str, str]]:
+    found = (mark.group().strip() for text in texts for mark in pattern.finditer(text))
+    yield from ((note, f", {mark!r}") for mark in islice((mark for mark in found if mark not in own), 1))
 
 
 def names_of_tools(tools: Any) -> list[str]:
