@@ -1840,8 +1840,10 @@ class ToldRows:
 
     def __init__(self, *notes: str) -> None:
         self.places: dict[str, list[str]] = {note: [] for note in notes}
+        self.looked = 0  # at so many rows
 
     def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+        self.looked += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 

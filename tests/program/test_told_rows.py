@@ -247,6 +247,17 @@ def test_data_without_a_model_tells_them(commands: Commands, tmp_path: Path) -> 
     assert not [warning for warning in done.answer["warnings"] if warning["code"] == "template"]
 
 
+def test_data_without_a_model_looks_at_the_first_rows(commands: Commands, tmp_path: Path) -> None:
+    """Within seconds for a million rows: at 4 MB of text. Each row here has 1 MB and a little more."""
+    rows = [ALPACA | {"input": f"Word {n} " + "of many " * 125_000, "output": "A pear.</s>"} for n in range(6)]
+    for count, told in ((3, "3 of 3 rows"), (6, "3 of 3 rows")):
+        training.write_data(tmp_path, rows[:count])
+        done = commands.run(tmp_path, dict(os.environ), "data", "rows.jsonl", "--format", "json")
+        [said] = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "template"]
+        assert said.startswith(f"{told} hold marks of turns in an answer (the first: line 1, '</s>')"), said
+        assert said.endswith("--model looks at more rows") == (count > 3)
+
+
 def test_the_commands_tell_it(commands: Commands, tmp_path: Path) -> None:
     training.write_data(tmp_path, [ALPACA | {"input": ""}] * 3 + [ALPACA | {"input": "<noinput>"}])
     (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('qwen2')}\ndata: rows.jsonl\n")

@@ -238,9 +238,10 @@ def _warn(console: Console, inspection: Inspection) -> None:
     named, detected = bool(inspection.recipe.columns), inspection.detected
     if inspection.unread and detected is not None:
         console.warn("unread_text", unread_text_warning(list(inspection.unread), detected.columns, named=named))
-    told = inspection.survey.told
-    for note in [] if inspection.recipe.model or told is None else told.notes(inspection.survey.usable):
-        console.warn("template", note)
+    told = None if inspection.recipe.model else inspection.survey.told
+    for note in [] if told is None else told.notes(told.looked):
+        rest = "; --model looks at more rows" if told.looked < inspection.survey.usable else ""
+        console.warn("template", note + rest)
     if detected is not None and (unread := unread_media(inspection.recipe, detected.columns)) is not None:
         console.warn("pictures", unread)
     pictures = inspection.pictures

@@ -28,6 +28,7 @@ MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "w
 LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
 LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096
+LOOKED_AT = 4_000_000  # bytes of text: of those first rows all is told without a model; it takes as long as the check
 # Personal data: e-mail addresses, and telephone numbers with a country code. Names, streets and account numbers look
 # like any other text, so a dataset without a finding may still contain personal data.
 PERSONAL = "an e-mail address or a telephone number"
@@ -183,7 +184,7 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     told, detected = survey.told, survey.detected
     if told is None or detected is None:
         return
-    if "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):  # of others it would take as long as the check
+    if survey.text_bytes < LOOKED_AT or "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):
         made = to_example(row, detected.format, detected.columns)
         told.look(line, findings(row, detected.columns, made))
 

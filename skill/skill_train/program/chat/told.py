@@ -54,9 +54,11 @@ class ToldRows:
     def __init__(self, *notes: str) -> None:
         """`notes` are told in this order, others as they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
+        self.looked = 0  # at so many rows
 
     def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
         """`found`: notes about a row, and what stands there."""
+        self.looked += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
