@@ -1323,10 +1323,18 @@ def says(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    if not says(text) or not isinstance(messages, list):
+    if not isinstance(messages, list):
+        return messages
+    messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
+    if not says(text):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
     return messages if messages[:1] == [system] else [system, *messages]
+
+
+def is_silent(role: Any, message: Row) -> bool:
+    others = (value for name, value in message.items() if name not in ("role", "from"))
+    return role in ("system", "developer") and not any(map(says, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -1343,6 +1351,8 @@ def from_sharegpt(turns: Any) -> list[Message]:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
+        if is_silent(role, turn):
+            continue
         message: Any = {name: value for name, value in turn.items() if name not in ("from", "value")}
         messages.append(message | {"role": role, "content": text_of(turn.get("value"), "value")})
     return messages

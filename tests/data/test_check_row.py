@@ -204,6 +204,32 @@ def test_a_conversation_without_its_other_half_is_refused(row: dict[str, Any]) -
     assert trouble is not None and trouble.refused
 
 
+@pytest.mark.parametrize("said", ["", " \n", None], ids=repr)
+def test_an_empty_system_message_is_none(said: str | None) -> None:
+    """As Dolphin and many ShareGPT datasets have it; an empty cell of the column `system` is none too."""
+    system: dict[str, Any] = {"role": "system", "content": said, "weight": None}
+    turns = [{"from": "system", "value": said}, {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    for row, data_format, columns in (
+        ({"messages": [system, USER, BOT]}, "messages", ("messages",)),
+        ({"messages": [system, USER, BOT], "system": "Be kind."}, "messages", ("messages", "system")),
+        ({"conversations": turns}, "sharegpt", ("conversations",)),
+        ({"prompt": [system, USER], "completion": [BOT]}, "prompt_completion", ("prompt", "completion")),
+    ):
+        names = {name: name for name in columns}
+        assert checker(DetectedFormat(data_format, names, ""))(row)[2] is None
+        kind = [{"role": "system", "content": "Be kind."}] if "system" in row else []
+        made = to_example(row, data_format, names)
+        assert made["messages"] == [*kind, USER, BOT]
+        assert made["trained_messages"] == [len(kind) + 1]
+
+
+def test_an_empty_system_message_with_tools_is_not_left_out() -> None:
+    """Nor is an empty question."""
+    for message in ({"role": "system", "content": "", "functions": "[]"}, {"role": "user", "content": ""}):
+        trouble = checker(CHAT)({"messages": [message, USER, BOT]})[2]
+        assert trouble is not None and trouble.refused
+
+
 @pytest.mark.parametrize("said", [{"content": ""}, {"content": None}, {}], ids=str)
 def test_a_tool_may_answer_nothing(said: dict[str, Any]) -> None:
     """As `mkdir` does."""

@@ -139,11 +139,21 @@ def says(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text, where there is one and they do not begin with it already."""
-    if not says(text) or not isinstance(messages, list):
+    """The messages after a system message of this text, where there is one and they do not begin with it already.
+    Empty system messages are none, like an empty cell."""
+    if not isinstance(messages, list):
+        return messages
+    messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
+    if not says(text):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
     return messages if messages[:1] == [system] else [system, *messages]
+
+
+def is_silent(role: Any, message: Row) -> bool:
+    """Whether a message is the system's and says nothing, neither in its text nor beside it."""
+    others = (value for name, value in message.items() if name not in ("role", "from"))
+    return role in ("system", "developer") and not any(map(says, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -161,6 +171,8 @@ def from_sharegpt(turns: Any) -> list[Message]:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
+        if is_silent(role, turn):
+            continue
         message: Any = {name: value for name, value in turn.items() if name not in ("from", "value")}
         messages.append(message | {"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
