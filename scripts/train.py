@@ -1094,10 +1094,10 @@ def second_try_message(plan: Plan) -> str:
 # --- chat/chosen ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime. Of all roles: axolotl (the second was its default);
-# torchtune; verl. Of parts of a text: axolotl.
-ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
-MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime; of rows by hand. Of all roles: axolotl (the second was its
+# default); torchtune; verl; of rows by hand. Of parts of a text: axolotl.
+ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
+MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
 # Columns in which a row is called bad; the last is LLaMA-Factory's.
 VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
@@ -1109,6 +1109,16 @@ YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 def is_left_out(message: Any) -> bool:
     """Whether the author of an answer leaves it out of the training."""
     is_answer = message["role"] == "assistant"
+    if is_answer and message.get("mask") is not None:
+        raise cannot(message, ["mask"], "may mean that it trains, or that it does not")
+    if is_answer and message.get("channel") == "analysis":
+        raise Refused(
+            "an answer in the channel 'analysis' holds thoughts, which would be trained as an answer",
+            code="bad_row",
+            expected="the thoughts beside the answer that follows",
+            got=repr(message)[:80],
+            hint="write its text as reasoning_content (for gpt-oss: thinking) of the answer behind it",
+        )
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
     said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
     if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
@@ -1215,7 +1225,7 @@ ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
-CALLS = ("tool_calls", "function_call")  # keys of an answer; the second is of OpenAI's older format
+CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
@@ -1758,9 +1768,10 @@ def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
         for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
             fewer: Message = message | {"tool_calls": kept}
             yield fewer, calls[len(kept)]
-    if (call := message.get("function_call")) is not None:
-        without: Any = {name: value for name, value in message.items() if name != "function_call"}
-        yield without, call
+    for key in CALLS[1:]:
+        if (call := message.get(key)) not in (None, "", []):
+            without: Any = {name: value for name, value in message.items() if name != key}
+            yield without, call
 
 
 def name_of_call(call: Any) -> str:
@@ -1837,6 +1848,13 @@ PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it, as pandas in a .csv file (the first: {}), and "
     "the model learns to write that: put the text that is meant in its place"
 )
+# Keys of a message that answers need, by the names that datasets have. Another is told where it holds a sentence.
+NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
+READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
+UNREAD_KEYS = (
+    "have a text in a key of a message that the chat template does not write (the first: {}): write it into the "
+    "content if the answers need it"
+)
 MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
@@ -1884,6 +1902,8 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     yield from foreign_marks(MARKED_ANSWERS, MARK_IN_ANSWER, answers, own)
     if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
+    if made.get("rendered"):
+        yield from islice(unread_keys(messages, made["rendered"]), 1)
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
@@ -1898,6 +1918,16 @@ def foreign_marks(
 ) -> Iterator[tuple[str, str]]:
     found = (mark.group().strip() for text in texts for mark in pattern.finditer(text))
     yield from ((note, f", {mark!r}") for mark in islice((mark for mark in found if mark not in own), 1))
+
+
+def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:
+    for message in messages:
+        for name, value in message.items() if len(message) > 2 else ():
+            is_text = isinstance(value, str)
+            is_unread = says(value) and not (is_text and value.strip() in rendered)
+            needed = name in NEEDED_KEYS and len(str(value)) > 2  # not an empty list as a text
+            if name not in READ_KEYS and is_unread and (needed or (is_text and len(value.split()) > 4)):
+                yield UNREAD_KEYS, f", {name} of a message of {message['role']}"
 
 
 def names_of_tools(tools: Any) -> list[str]:

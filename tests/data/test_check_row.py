@@ -191,6 +191,22 @@ def test_a_row_whose_only_answer_is_left_out_says_so(key: dict[str, Any]) -> Non
     assert trouble is not None and trouble.kind == "wrong_role_order"  # the answers of a prompt never train
 
 
+@pytest.mark.parametrize("key", [{"loss_weight": 0}, {"trainable": False}], ids=str)
+def test_other_names_leave_an_answer_out_too(key: dict[str, Any]) -> None:
+    row = {"messages": [USER, BOT | key, USER, BOT]}
+    assert to_example(row, "messages", {"messages": "messages"})["trained_messages"] == [3]
+
+
+def test_keys_with_two_meanings_and_thoughts_in_a_channel_are_refused() -> None:
+    """Some trainers learn where `mask` is 1, others where it is 0."""
+    for key, said in (({"mask": True}, "may mean"), ({"mask": 0}, "may mean"), ({"channel": "analysis"}, "thoughts")):
+        trouble = checker(CHAT)({"messages": [USER, BOT | key, BOT]})[2]
+        assert trouble is not None and trouble.refused and said in trouble.why
+    for key in ({"mask": None}, {"channel": "final"}, {"channel": None}):
+        trouble = checker(CHAT)({"messages": [USER | {"mask": 1}, BOT | key]})[2]
+        assert trouble is None
+
+
 def test_a_column_that_is_nearly_right_is_named() -> None:
     """A row that could be saved by hand."""
     near, far = ({key: [USER, {"role": "assistant", "content": "4"}]} for key in ("mesages", "turns"))

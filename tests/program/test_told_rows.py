@@ -14,6 +14,7 @@ import training
 from command_child import Commands
 from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.program.encode import Encoder
+from skill_train.program.events import Refused
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +32,22 @@ WITH_TOOLS = (
 )
 
 
-def notes(folder: Path, *rows: dict[str, Any], template: str = WITH_TOOLS) -> list[str]:
+def encoder(folder: Path, rows: tuple[dict[str, Any], ...], template: str) -> Encoder:
     tokenizer = training.tokenizer("qwen2")
     tokenizer.chat_template = template
-    encode = Encoder(training.resolved(tiny.cached("qwen2"), training.write_data(folder, list(rows))), tokenizer)
+    return Encoder(training.resolved(tiny.cached("qwen2"), training.write_data(folder, list(rows))), tokenizer)
+
+
+def notes(folder: Path, *rows: dict[str, Any], template: str = WITH_TOOLS) -> list[str]:
+    encode = encoder(folder, rows, template)
     for number, row in enumerate(rows):
         encode(number, number + 1, row)
     return encode.notes
+
+
+def trained(folder: Path, *rows: dict[str, Any], template: str) -> list[list[int]]:
+    encode = encoder(folder, rows, template)
+    return [encode(number, number + 1, row)["labels"] for number, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("text", ["<noinput>", "nan", "NaN", " None ", "null", "N/A", "No input", "<no input>"])
@@ -245,6 +255,50 @@ def test_data_without_a_model_tells_them(commands: Commands, tmp_path: Path) -> 
     assert [text[:24] for text in said] == ["2 of 3 rows describe the", "1 of 3 rows are marked t"], done.stdout
     done = commands.run(tmp_path, dict(os.environ), "data", "rows.jsonl", "--method", "kto", "--format", "json")
     assert not [warning for warning in done.answer["warnings"] if warning["code"] == "template"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("context", "Yes: 30 degrees"),
+        ("notes", "It was 30 degrees at noon."),
+        ("attachments", [{"text": "30 degrees"}]),
+        ("functions", '[{"name": "weather"}]'),
+    ],
+)
+def test_texts_in_keys_that_no_template_writes_are_told(tmp_path: Path, name: str, value: Any) -> None:
+    [note] = notes(tmp_path, {"messages": [USER, BOT]}, {"messages": [USER | {name: value}, BOT]})
+    assert note.startswith("1 of 2 rows have a text in a key of a message that the chat template does not write")
+    assert f"(the first: line 2, {name} of a message of user)" in note
+
+
+def test_other_keys_of_messages_are_not(tmp_path: Path) -> None:
+    """Those that a template writes, those that only tell of a message, such as WildChat's, and empty ones."""
+    said = {"country": "United Arab Emirates", "header": {"agent": "a b c d e f"}, "toxic": False, "functions": "[]"}
+    assert notes(tmp_path, {"messages": [USER | said, BOT | {"function_calls": "", "context": None}]}) == []
+    written = WITH_TOOLS.replace("message.content", "message.content + (message.context or '')")
+    row = {"messages": [USER | {"context": "It was 30 degrees at noon."}, BOT]}
+    assert notes(tmp_path, row, template=written) == []
+
+
+def test_calls_of_olmo_that_the_template_leaves_out_are_refused(tmp_path: Path) -> None:
+    """Only the text beside the call was trained. OLMo's own template writes it."""
+    row = {
+        "messages": [
+            USER,
+            BOT | {"function_calls": "weather(city='Rome')"},
+            {"role": "environment", "content": "9"},
+            BOT,
+        ]
+    }
+    with pytest.raises(Refused, match="leaves out the call"):
+        notes(tmp_path, row)
+    tokenizer, (_, call, *_) = training.tokenizer("qwen2"), row["messages"]
+    written = WITH_TOOLS.replace("message.content", "(message.content or '') + (message.function_calls or '')")
+    for content in ("Yes.", None):
+        call["content"] = content
+        [labels] = trained(tmp_path, row, template=written)
+        assert f"{content or ''}weather(city='Rome')<|im_end|>" in tokenizer.decode([n for n in labels if n >= 0])
 
 
 def test_data_without_a_model_looks_at_the_first_rows(commands: Commands, tmp_path: Path) -> None:

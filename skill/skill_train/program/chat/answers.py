@@ -117,16 +117,17 @@ def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
-    """The message without all of its calls, without its last one, and without the one call of OpenAI's older format;
-    each with a call that it lacks."""
+    """The message without all of its calls, without its last one, and without those of OpenAI's older format and
+    OLMo's; each with a call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
             fewer: Message = message | {"tool_calls": kept}
             yield fewer, calls[len(kept)]
-    if (call := message.get("function_call")) is not None:
-        without: Any = {name: value for name, value in message.items() if name != "function_call"}
-        yield without, call
+    for key in CALLS[1:]:
+        if (call := message.get(key)) not in (None, "", []):
+            without: Any = {name: value for name, value in message.items() if name != key}
+            yield without, call
 
 
 def name_of_call(call: Any) -> str:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from skill_train.program.chat.chosen import marks
-from skill_train.program.examples import Row, says
+from skill_train.program.examples import CALLS, THOUGHTS, Row, says
 
 # Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
 # `None` may be one.
@@ -39,6 +39,13 @@ MARKED_ANSWERS = "hold marks of turns in an answer (the first: {}), which the mo
 PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it, as pandas in a .csv file (the first: {}), and "
     "the model learns to write that: put the text that is meant in its place"
+)
+# Keys of a message that answers need, by the names that datasets have. Another is told where it holds a sentence.
+NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
+READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
+UNREAD_KEYS = (
+    "have a text in a key of a message that the chat template does not write (the first: {}): write it into the "
+    "content if the answers need it"
 )
 MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
@@ -95,6 +102,8 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     yield from foreign_marks(MARKED_ANSWERS, MARK_IN_ANSWER, answers, own)
     if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
+    if made.get("rendered"):
+        yield from islice(unread_keys(messages, made["rendered"]), 1)
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
@@ -109,6 +118,16 @@ def foreign_marks(
 ) -> Iterator[tuple[str, str]]:
     found = (mark.group().strip() for text in texts for mark in pattern.finditer(text))
     yield from ((note, f", {mark!r}") for mark in islice((mark for mark in found if mark not in own), 1))
+
+
+def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:
+    for message in messages:
+        for name, value in message.items() if len(message) > 2 else ():
+            is_text = isinstance(value, str)
+            is_unread = says(value) and not (is_text and value.strip() in rendered)
+            needed = name in NEEDED_KEYS and len(str(value)) > 2  # not an empty list as a text
+            if name not in READ_KEYS and is_unread and (needed or (is_text and len(value.split()) > 4)):
+                yield UNREAD_KEYS, f", {name} of a message of {message['role']}"
 
 
 def names_of_tools(tools: Any) -> list[str]:
