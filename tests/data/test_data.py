@@ -222,6 +222,23 @@ def test_odd_orders_are_counted_and_not_refused(tmp_path: Path) -> None:
     assert (code, count["rows"], count["refused"], count["lines"]) == (0, 2, 0, [2, 3])
 
 
+@pytest.mark.parametrize(("usual", "told"), [(0, True), (2, True), (3, False)])
+def test_odd_orders_of_half_of_the_rows_are_told(tmp_path: Path, usual: int, told: bool) -> None:
+    """As where all roles are swapped: the model learned the questions. A few are in many datasets."""
+    swapped, right = (
+        [{"from": role, "value": f"{role} speaks."} for role in pair] for pair in (("gpt", "human"), ("human", "gpt"))
+    )
+    code, answer = _data(
+        write_data(tmp_path, [{"conversations": turns} for turns in [*[right] * usual, swapped, swapped]])
+    )
+    said = [one["message"] for one in answer["warnings"] if one["code"] == "template"]
+    assert code == 0 and len(said) == told
+    for message in said:
+        assert message.startswith(
+            f"2 of {usual + 2} rows have an unusual order of speakers (line {usual + 1}: assistant speaks"
+        )
+
+
 @pytest.mark.parametrize("name", ["table.csv", "table.tsv", "table.parquet", "bom.jsonl", "list.json", "saved"])
 def test_every_kind_of_file_is_looked_at(tmp_path: Path, name: str) -> None:
     rows = [{"question": f"{n}, once?", "answer": f"„{n}”"} for n in range(3)]

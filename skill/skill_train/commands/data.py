@@ -249,6 +249,13 @@ def _warn(console: Console, inspection: Inspection) -> None:
         console.warn("needs_vision_model", f"{count} pictures; needs a vision model")
     if inspection.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
+    order = inspection.survey.problems.get("wrong_role_order", RefusedRows())
+    if (odd := order.rows - order.refused) and 2 * odd >= inspection.survey.usable:
+        console.warn(
+            "template",
+            f"{odd} of {inspection.survey.usable} rows have an unusual order of speakers (line {order.lines[0]}: "
+            f"{order.why}): only what the assistant says is trained; rename the roles if they are swapped",
+        )
     personal = inspection.survey.problems["personal_data"]
     if personal.rows:
         lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
