@@ -1094,8 +1094,8 @@ def second_try_message(plan: Plan) -> str:
 # --- chat/chosen ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime; of rows by hand. Of all roles: axolotl (the second was its
-# default); torchtune; verl; of rows by hand. Of parts of a text: axolotl.
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
+# torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
@@ -1112,13 +1112,7 @@ def is_left_out(message: Any) -> bool:
     if is_answer and message.get("mask") is not None:
         raise cannot(message, ["mask"], "may mean that it trains, or that it does not")
     if is_answer and message.get("channel") == "analysis":
-        raise Refused(
-            "an answer in the channel 'analysis' holds thoughts, which would be trained as an answer",
-            code="bad_row",
-            expected="the thoughts beside the answer that follows",
-            got=repr(message)[:80],
-            hint="write its text as reasoning_content (for gpt-oss: thinking) of the answer behind it",
-        )
+        raise cannot(message, ["channel"], "marks thoughts, which would be trained as an answer")
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
     said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
     if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
@@ -1175,28 +1169,23 @@ ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assist
 
 
 def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
-    like = [isinstance(side, str) and TURNS.match(side) is not None for side in pair]
-    return [
-        alike and (all(like) or (side.rstrip()[-1:] == "]" and ROLE_KEY.search(side) is not None))
-        for alike, side in zip(like, pair, strict=True)
-    ]
+    like = [side if isinstance(side, str) and TURNS.match(side) else "" for side in pair]
+    return [all(like) or (text.rstrip()[-1:] == "]" and bool(ROLE_KEY.search(text))) for text in like]
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
     """The prompt, and what follows it in a completion that is the whole conversation."""
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
-    same = list(map(compared, asked)) == list(map(compared, said[: len(asked)]))
-    if same and (not first or not other or list(map(compared, first)) == list(map(compared, other))):
+    whole = [*(other and first), *asked]
+    if list(map(compared, whole)) == list(map(compared, [*(first and other), *said[: len(asked)]])):
         return [*(first or other), *asked], said[len(asked) :]
-    answers = any(role_of(message) == "assistant" for message in said)
-    if asked and answers and role_of(asked[-1]) == role_of(said[0]) == "user":
+    if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
         raise Refused(
             "the completion begins with another question than its prompt, so one of them would be read twice",
             code="bad_row",
-            expected="the messages of the assistant alone, or the prompt and then them",
-            got=repr(completion[0])[:80],
-            hint="take the messages of the prompt out of the completion; an answer that is itself a text of messages "
-            "needs a word before it",
+            expected="the answer alone, or behind the same prompt",
+            got=repr(said[0])[:80],
+            hint="take the question out of the completion; a text of messages as an answer needs a word before it",
         )
     return prompt, completion
 
@@ -1211,8 +1200,10 @@ def role_of(message: Any) -> Any:
 
 
 def compared(message: Any) -> Any:
-    said = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-    return said | {"content": said["content"].strip()} if isinstance(said.get("content"), str) else said or message
+    if not isinstance(message, dict):
+        return message
+    said = {key: value for key, value in message.items() if value is not None}
+    return said | {"content": str(said.get("content", "")).strip()}
 
 
 # --- examples ---
@@ -1828,7 +1819,7 @@ TURN_MARK = re.compile(
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
-# Of answers less: code and documents have such lines, and thoughts have marks of their own.
+# Of answers fewer: documents have such lines, and thoughts such marks.
 MARK_IN_ANSWER = re.compile(
     r"<\|(?:im_start|im_end|eot_id|eom_id|eot|end|endoftext|(?:begin|end)_of_text|(?:start|end)_header_id"
     r"|system|user|assistant)\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|(?:</s>|<eos>)\s*\Z"
@@ -1845,15 +1836,14 @@ RENDERED_TWICE = (
 )
 MARKED_ANSWERS = "hold marks of turns in an answer (the first: {}), which the model learns to write: take them out"
 PYTHON_ANSWERS = (
-    "have an answer that is a list or an object as Python writes it, as pandas in a .csv file (the first: {}), and "
-    "the model learns to write that: put the text that is meant in its place"
+    "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
+    "that is meant in its place"
 )
-# Keys of a message that answers need, by the names that datasets have. Another is told where it holds a sentence.
+# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
-    "have a text in a key of a message that the chat template does not write (the first: {}): write it into the "
-    "content if the answers need it"
+    "have a text in a key that the chat template does not write (the first: {}): the content needs it, if answers do"
 )
 MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
@@ -1876,11 +1866,8 @@ class ToldRows:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
-        told = {
-            note: places
-            for note, places in self.places.items()
-            if places and (note not in MOSTLY or 2 * len(places) >= count)
-        }
+        rare = {note for note, places in self.places.items() if len(places) < (count / 2 if note in MOSTLY else 1)}
+        told = {note: places for note, places in self.places.items() if note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
@@ -1909,7 +1896,7 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
         yield TWO_SYSTEMS, ""
     names = names_of_tools(made.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
-    if names and any(is_described(names, text) and is_named(names, text, made.get("rendered")) for text in texts):
+    if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
 
 
@@ -1921,13 +1908,10 @@ def foreign_marks(
 
 
 def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:
-    for message in messages:
-        for name, value in message.items() if len(message) > 2 else ():
-            is_text = isinstance(value, str)
-            is_unread = says(value) and not (is_text and value.strip() in rendered)
-            needed = name in NEEDED_KEYS and len(str(value)) > 2  # not an empty list as a text
-            if name not in READ_KEYS and is_unread and (needed or (is_text and len(value.split()) > 4)):
-                yield UNREAD_KEYS, f", {name} of a message of {message['role']}"
+    for name, value, role in ((name, each[name], each["role"]) for each in messages for name in each):
+        is_needed = len(str(value)) > 2 if name in NEEDED_KEYS else isinstance(value, str) and len(value.split()) > 4
+        if is_needed and name not in READ_KEYS and str(value).strip() not in rendered:
+            yield UNREAD_KEYS, f", {name} of a message of {role}"
 
 
 def names_of_tools(tools: Any) -> list[str]:
@@ -1937,11 +1921,6 @@ def names_of_tools(tools: Any) -> list[str]:
 
 def is_described(names: list[str], text: str) -> bool:
     return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
-
-
-def is_named(names: list[str], text: str, rendered: str | None) -> bool:
-    others = rendered and rendered.replace(text.strip(), "")
-    return others is None or all(str(name) in others for name in names)
 
 
 # --- chat/labels ---

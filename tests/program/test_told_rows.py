@@ -268,13 +268,19 @@ def test_data_without_a_model_tells_them(commands: Commands, tmp_path: Path) -> 
 )
 def test_texts_in_keys_that_no_template_writes_are_told(tmp_path: Path, name: str, value: Any) -> None:
     [note] = notes(tmp_path, {"messages": [USER, BOT]}, {"messages": [USER | {name: value}, BOT]})
-    assert note.startswith("1 of 2 rows have a text in a key of a message that the chat template does not write")
+    assert note.startswith("1 of 2 rows have a text in a key that the chat template does not write")
     assert f"(the first: line 2, {name} of a message of user)" in note
 
 
 def test_other_keys_of_messages_are_not(tmp_path: Path) -> None:
     """Those that a template writes, those that only tell of a message, such as WildChat's, and empty ones."""
-    said = {"country": "United Arab Emirates", "header": {"agent": "a b c d e f"}, "toxic": False, "functions": "[]"}
+    said = {
+        "country": "United Arab Emirates",
+        "header": {"agent": "a b c d e f"},
+        "toxic": False,
+        "functions": "[]",
+        "scores": [1, 2, 3, 4, 5, 6],
+    }
     assert notes(tmp_path, {"messages": [USER | said, BOT | {"function_calls": "", "context": None}]}) == []
     written = WITH_TOOLS.replace("message.content", "message.content + (message.context or '')")
     row = {"messages": [USER | {"context": "It was 30 degrees at noon."}, BOT]}

@@ -238,10 +238,8 @@ def _warn(console: Console, inspection: Inspection) -> None:
     named, detected = bool(inspection.recipe.columns), inspection.detected
     if inspection.unread and detected is not None:
         console.warn("unread_text", unread_text_warning(list(inspection.unread), detected.columns, named=named))
-    told = None if inspection.recipe.model else inspection.survey.told
-    for note in [] if told is None else told.notes(told.looked):
-        rest = "; --model looks at more rows" if told.looked < inspection.survey.usable else ""
-        console.warn("template", note + rest)
+    for note in problems.told_notes(inspection.survey, named=bool(inspection.recipe.model)):
+        console.warn("template", note)
     if detected is not None and (unread := unread_media(inspection.recipe, detected.columns)) is not None:
         console.warn("pictures", unread)
     pictures = inspection.pictures
@@ -249,13 +247,6 @@ def _warn(console: Console, inspection: Inspection) -> None:
         console.warn("needs_vision_model", f"{count} pictures; needs a vision model")
     if inspection.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
-    order = inspection.survey.problems.get("wrong_role_order", RefusedRows())
-    if (odd := order.rows - order.refused) and 2 * odd >= inspection.survey.usable:
-        console.warn(
-            "template",
-            f"{odd} of {inspection.survey.usable} rows have an unusual order of speakers (line {order.lines[0]}: "
-            f"{order.why}): only what the assistant says is trained; rename the roles if they are swapped",
-        )
     personal = inspection.survey.problems["personal_data"]
     if personal.rows:
         lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")

@@ -28,7 +28,7 @@ MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "w
 LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
 LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096
-LOOKED_AT = 4_000_000  # bytes of text: of those first rows all is told without a model; it takes as long as the check
+LOOKED_AT = 4_000_000  # bytes of text, of which all is told without a model
 # Personal data: e-mail addresses, and telephone numbers with a country code. Names, streets and account numbers look
 # like any other text, so a dataset without a finding may still contain personal data.
 PERSONAL = "an e-mail address or a telephone number"
@@ -187,6 +187,20 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     if survey.text_bytes < LOOKED_AT or "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):
         made = to_example(row, detected.format, detected.columns)
         told.look(line, findings(row, detected.columns, made))
+
+
+def told_notes(survey: Survey, *, named: bool) -> Iterator[str]:
+    """What to tell of the rows; of their texts a model that is named tells."""
+    told = survey.told
+    if told is not None and not named:
+        rest = "; --model looks at more rows" if told.looked < survey.usable else ""
+        yield from (note + rest for note in told.notes(told.looked))
+    order = survey.problems.get("wrong_role_order", RefusedRows())
+    if (odd := order.rows - order.refused) and 2 * odd >= survey.usable:
+        yield (
+            f"{odd} of {survey.usable} rows have an unusual order of speakers (line {order.lines[0]}: {order.why}): "
+            "only what the assistant says is trained; rename the roles if they are swapped"
+        )
 
 
 def _has_new(columns: dict[str, list[str]], row: Row) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from skill_train.program.events import Refused
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime; of rows by hand. Of all roles: axolotl (the second was its
-# default); torchtune; verl; of rows by hand. Of parts of a text: axolotl.
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
+# torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
@@ -26,13 +26,7 @@ def is_left_out(message: Any) -> bool:
     if is_answer and message.get("mask") is not None:
         raise cannot(message, ["mask"], "may mean that it trains, or that it does not")
     if is_answer and message.get("channel") == "analysis":
-        raise Refused(
-            "an answer in the channel 'analysis' holds thoughts, which would be trained as an answer",
-            code="bad_row",
-            expected="the thoughts beside the answer that follows",
-            got=repr(message)[:80],
-            hint="write its text as reasoning_content (for gpt-oss: thinking) of the answer behind it",
-        )
+        raise cannot(message, ["channel"], "marks thoughts, which would be trained as an answer")
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
     said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
     if odd := [name for name, value in said.items() if value not in YES_OR_NO]:

@@ -13,29 +13,24 @@ ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assist
 
 def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
     """Which sides are texts of turns. One alone may be another text that begins like them, so it is whole."""
-    like = [isinstance(side, str) and TURNS.match(side) is not None for side in pair]
-    return [
-        alike and (all(like) or (side.rstrip()[-1:] == "]" and ROLE_KEY.search(side) is not None))
-        for alike, side in zip(like, pair, strict=True)
-    ]
+    like = [side if isinstance(side, str) and TURNS.match(side) else "" for side in pair]
+    return [all(like) or (text.rstrip()[-1:] == "]" and bool(ROLE_KEY.search(text))) for text in like]
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
     """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
     count, nor which of both has the system message."""
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
-    same = list(map(compared, asked)) == list(map(compared, said[: len(asked)]))
-    if same and (not first or not other or list(map(compared, first)) == list(map(compared, other))):
+    whole = [*(other and first), *asked]
+    if list(map(compared, whole)) == list(map(compared, [*(first and other), *said[: len(asked)]])):
         return [*(first or other), *asked], said[len(asked) :]
-    answers = any(role_of(message) == "assistant" for message in said)
-    if asked and answers and role_of(asked[-1]) == role_of(said[0]) == "user":
+    if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
         raise Refused(
             "the completion begins with another question than its prompt, so one of them would be read twice",
             code="bad_row",
-            expected="the messages of the assistant alone, or the prompt and then them",
-            got=repr(completion[0])[:80],
-            hint="take the messages of the prompt out of the completion; an answer that is itself a text of messages "
-            "needs a word before it",
+            expected="the answer alone, or behind the same prompt",
+            got=repr(said[0])[:80],
+            hint="take the question out of the completion; a text of messages as an answer needs a word before it",
         )
     return prompt, completion
 
@@ -50,6 +45,7 @@ def role_of(message: Any) -> Any:
 
 
 def compared(message: Any) -> Any:
-    """A message without what makes no difference: empty keys, and blanks around its text."""
-    said = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-    return said | {"content": said["content"].strip()} if isinstance(said.get("content"), str) else said or message
+    if not isinstance(message, dict):
+        return message
+    said = {key: value for key, value in message.items() if value is not None}
+    return said | {"content": str(said.get("content", "")).strip()}

@@ -20,7 +20,7 @@ TURN_MARK = re.compile(
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
-# Of answers less: code and documents have such lines, and thoughts have marks of their own.
+# Of answers fewer: documents have such lines, and thoughts such marks.
 MARK_IN_ANSWER = re.compile(
     r"<\|(?:im_start|im_end|eot_id|eom_id|eot|end|endoftext|(?:begin|end)_of_text|(?:start|end)_header_id"
     r"|system|user|assistant)\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|(?:</s>|<eos>)\s*\Z"
@@ -37,15 +37,14 @@ RENDERED_TWICE = (
 )
 MARKED_ANSWERS = "hold marks of turns in an answer (the first: {}), which the model learns to write: take them out"
 PYTHON_ANSWERS = (
-    "have an answer that is a list or an object as Python writes it, as pandas in a .csv file (the first: {}), and "
-    "the model learns to write that: put the text that is meant in its place"
+    "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
+    "that is meant in its place"
 )
-# Keys of a message that answers need, by the names that datasets have. Another is told where it holds a sentence.
+# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
-    "have a text in a key of a message that the chat template does not write (the first: {}): write it into the "
-    "content if the answers need it"
+    "have a text in a key that the chat template does not write (the first: {}): the content needs it, if answers do"
 )
 MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
@@ -71,21 +70,14 @@ class ToldRows:
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
-        told = {
-            note: places
-            for note, places in self.places.items()
-            if places and (note not in MOSTLY or 2 * len(places) >= count)
-        }
+        rare = {note for note, places in self.places.items() if len(places) < (count / 2 if note in MOSTLY else 1)}
+        told = {note: places for note, places in self.places.items() if note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
 def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there.
-
-    Args:
-        made: the row encoded, or its example without a model.
-        own: tokens of the model, which are told otherwise (`typed`).
-    """
+    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
+    are the model's tokens, of which `typed` tells."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
@@ -109,7 +101,7 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
         yield TWO_SYSTEMS, ""
     names = names_of_tools(made.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
-    if names and any(is_described(names, text) and is_named(names, text, made.get("rendered")) for text in texts):
+    if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
 
 
@@ -121,13 +113,10 @@ def foreign_marks(
 
 
 def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:
-    for message in messages:
-        for name, value in message.items() if len(message) > 2 else ():
-            is_text = isinstance(value, str)
-            is_unread = says(value) and not (is_text and value.strip() in rendered)
-            needed = name in NEEDED_KEYS and len(str(value)) > 2  # not an empty list as a text
-            if name not in READ_KEYS and is_unread and (needed or (is_text and len(value.split()) > 4)):
-                yield UNREAD_KEYS, f", {name} of a message of {message['role']}"
+    for name, value, role in ((name, each[name], each["role"]) for each in messages for name in each):
+        is_needed = len(str(value)) > 2 if name in NEEDED_KEYS else isinstance(value, str) and len(value.split()) > 4
+        if is_needed and name not in READ_KEYS and str(value).strip() not in rendered:
+            yield UNREAD_KEYS, f", {name} of a message of {role}"
 
 
 def names_of_tools(tools: Any) -> list[str]:
@@ -138,9 +127,3 @@ def names_of_tools(tools: Any) -> list[str]:
 def is_described(names: list[str], text: str) -> bool:
     """Whether a text has each of these tools as JSON, or as Python writes it."""
     return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
-
-
-def is_named(names: list[str], text: str, rendered: str | None) -> bool:
-    """Whether each tool stands in a rendered conversation beside this text too; most likely, without a model."""
-    others = rendered and rendered.replace(text.strip(), "")
-    return others is None or all(str(name) in others for name in names)
