@@ -22,9 +22,8 @@ TURN_MARK = re.compile(
 )
 # Of answers fewer: documents have such lines, and thoughts such marks.
 MARK_IN_ANSWER = re.compile(
-    r"<\|(?:im_start|im_end|eot_id|eom_id|eot|end|endoftext|(?:begin|end)_of_text|(?:start|end)_header_id"
-    r"|system|user|assistant)\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|(?:</s>|<eos>)\s*\Z"
-    r"|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
+    r"(?:<\|(?:im_end|eo[mt]_id|eot|end|endoftext|end_of_text)\|>|<｜[^<>｜\s]+｜>|<end_of_turn>|</s>|<eos>)\s*\Z"
+    r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
     re.MULTILINE,
 )
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
@@ -89,9 +88,13 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     if nothing:
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    yield from foreign_marks(RENDERED_TWICE, TURN_MARK, asked, own)
-    yield from foreign_marks(MARKED_ANSWERS, MARK_IN_ANSWER, answers, own)
+    column = row.get(columns.get("question", columns.get("instruction", "")))
+    users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
+    # A message may be about a mark, so there it begins with one.
+    asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
+    for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
+        if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
+            yield note, f", {foreign[0]!r}"
     if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
     if made.get("rendered"):
@@ -103,13 +106,6 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
-
-
-def foreign_marks(
-    note: str, pattern: re.Pattern[str], texts: list[str], own: Container[str]
-) -> Iterator[tuple[str, str]]:
-    found = (mark.group().strip() for text in texts for mark in pattern.finditer(text))
-    yield from ((note, f", {mark!r}") for mark in islice((mark for mark in found if mark not in own), 1))
 
 
 def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:
