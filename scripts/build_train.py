@@ -2,14 +2,17 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-Of a docstring, but that of main.py, it has the first sentence, and none in a short function; the parts have the rest.
+The parts have what explains them: the joined file has the docstring of main.py, the first sentence of those of classes,
+and comments behind code alone.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -27,7 +30,6 @@ PARTS = (
     "rows", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/kept",
     "cloud/push", "cloud/job", "main",
 )  # fmt: skip
-SHORT = 12  # lines behind the docstring
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
 
@@ -60,18 +62,21 @@ parsed = cache(ast.parse)
 
 @cache
 def shortened(source: str) -> str:
-    """A source whose functions and classes have only the first sentence of their docstrings, and its short functions
-    none: their few lines show as much."""
+    """A source without lines of comment and docstrings of functions; of those of classes the first sentence stays."""
     lines = source.splitlines(keepends=True)
+    start = source[: source.index("from __future__")].count("\n")  # before it main.py holds the pinned versions
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and token.line.lstrip()[:1] == "#" and token.start[0] > start:
+            lines[token.start[0] - 1] = ""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     for node in sorted((node for node in nodes if ast.get_docstring(node) is not None), key=lambda node: -node.lineno):
         text = node.body[0]
         whole = "".join(lines[text.lineno - 1 : text.end_lineno])
-        if isinstance(node, ast.FunctionDef) and 0 < (node.end_lineno or 0) - (text.end_lineno or 0) <= SHORT:
+        if isinstance(node, ast.FunctionDef):
             lines[text.lineno - 1 : text.end_lineno] = []
         elif (first := first_sentence(whole)) != whole:
             lines[text.lineno - 1 : text.end_lineno] = [first + '"""\n']
-    return "".join(lines)
+    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
 
 
 def first_sentence(text: str) -> str:

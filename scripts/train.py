@@ -97,7 +97,6 @@ EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
 LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
-# The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
@@ -143,7 +142,6 @@ def explanation(error: Exception) -> Refused | None:
             hint='pip install "skill-train[train]"',
         )
     number = error.errno if isinstance(error, OSError) else None
-    # torch and safetensors have their own words for a full disk. A limit of the size of files counts as one.
     own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
     is_full = any(words in text for words in own_words) and "open file failed" not in text
     if is_full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -154,8 +152,6 @@ def explanation(error: Exception) -> Refused | None:
             expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
-    # The words of gloo and NCCL. If the process that ended had had time to explain itself, its reason would have come
-    # first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
@@ -203,7 +199,6 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, according to Python, the system or torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):
@@ -213,9 +208,7 @@ def lacks_memory(error: BaseException) -> bool:
     limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
-    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
-    # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
@@ -231,14 +224,11 @@ def linux_figure(file: str, field: str) -> int | None:
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """Turns what transformers raises for a broken model into a `Refused`: each field of a config.json may raise another
-    class of error."""
     try:
         yield
     except (OSError, ImportError):
         raise
     except Exception as error:
-        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
         of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
         if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
@@ -382,7 +372,6 @@ def write_whole(path: Path, content: bytes) -> None:
 # A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
     **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
@@ -390,8 +379,6 @@ FOREIGN_JSON = {
 }
 VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read only where needed, because one takes half a second
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
-# Values take time and memory, not bytes: each takes 64 bytes or more in Python. 85 million empty objects in 256 MB took
-# 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
 BYTES_A_VALUE = 32
 MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
 DEEPEST = 64  # levels of nested lists and objects; the deepest published config has 6
@@ -400,7 +387,6 @@ LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
 MOST_HEADER = 100_000_000  # bytes, as safetensors allows
 MOST_AXES = 64  # of a tensor, as numpy allows
-# Bits of one number by dtype (safetensors 0.8, `Dtype`).
 ITEM_BITS = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -413,7 +399,6 @@ PARTS = ("text_config", "vision_config", "llm_config", "language_config", "think
 KINDS_OF_JSON = {
     list: "a list", str: "a text", int: "a number", float: "a number", bool: "a truth value", type(None): "null"
 }  # fmt: skip
-# Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
     r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
@@ -423,7 +408,6 @@ MANY, WIDE = 256, 1 << 18  # always allowed, because so much is created in a mom
 MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
-# Keys in which transformers 5.23 accepts the name of code or of another file to load, with the values that are neither.
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
@@ -450,7 +434,6 @@ def check_model(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """As `check_model`, for any folder of such files, such as an adapter or a tokenizer."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -549,7 +532,6 @@ class Header(NamedTuple):
 
 
 def safetensors_header(path: Path) -> Header:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`."""
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -630,7 +612,6 @@ def check_regular(path: Path, *, hint: str = "download the model again") -> None
 
 
 def check_file(path: Path, folder: Path) -> None:
-    """Refuses all but regular files of this folder, and links to files in it or in the `blobs` of its Hub cache."""
     check_regular(path)
     if not path.is_file():
         return
@@ -761,7 +742,6 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 # --- folders/base ---
 # The base as files: which of them belong to it, and its config.
 
-# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
@@ -791,8 +771,6 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
 
 
 def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
-    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
-    which tokens an answer ends."""
     path = folder / "generation_config.json"
     if not ends:
         return []
@@ -1021,10 +999,7 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
-# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
-# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
 LOGITS_AT_ONCE = 16_000_000
-# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
@@ -1094,12 +1069,9 @@ def second_try_message(plan: Plan) -> str:
 # --- chat/chosen ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
-# torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
-# Columns in which a row is called bad; the last is LLaMA-Factory's.
 VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
 ROW_MARKS = {*ANSWER_KEYS, *MESSAGE_KEYS, *VERDICTS}
 NOTHING_LEFT = "nothing is left to learn from"
@@ -1107,7 +1079,6 @@ YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 
 def is_left_out(message: Any) -> bool:
-    """Whether the author of an answer leaves it out of the training."""
     is_answer = message["role"] == "assistant"
     if is_answer and message.get("mask") is not None:
         raise cannot(message, ["mask"], "may mean that it trains, or that it does not")
@@ -1174,7 +1145,6 @@ def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The prompt, and what follows it in a completion that is the whole conversation."""
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
     whole = [*(other and first), *asked]
     if list(map(compared, whole)) == list(map(compared, [*(first and other), *said[: len(asked)]])):
@@ -1209,7 +1179,6 @@ def compared(message: Any) -> Any:
 # --- examples ---
 # Examples: what a row becomes.
 
-# A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
@@ -1269,7 +1238,6 @@ class EncodedRow(Example, Pictured, Tokens):
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
-    """One row as the model is to learn it."""
 
     def value(name: str) -> Any:
         return row.get(columns[name]) if name in columns else None
@@ -1310,7 +1278,6 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
 
 
-# Roles that answer a call of the assistant, by the names that templates know. Such an answer may be empty.
 TOOLS = ("tool", "function", "ipython", "observation", "environment")
 ROLES = ("system", "developer", "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
@@ -1372,8 +1339,6 @@ PICTURES = (
 SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
 FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
 MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
-# A file name alone, or a path or an address, with or without spaces. A sentence that ends with a file name is neither.
-# An address may name the kind of picture in its parameters.
 MEDIA_NAME = re.compile(
     rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
     re.IGNORECASE,
@@ -1382,23 +1347,18 @@ MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
 MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
 MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
 MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
-# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
 MEDIA_MAGIC = re.compile(
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
     rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
     re.DOTALL,
 )
-# Marks of vision and audio models: of Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek and MiniCPM.
 MEDIA_MARK = re.compile(
     r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
     r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
     r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
     re.IGNORECASE,
 )
-# Bare tags, such as those of LLaVA, at an end of a text or of a line, and other brackets at an end of a text. HTML
-# closes such a tag.
 TAGGED = "(?:image|img|photo|video|audio|speech)"
-# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
 IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
 MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
 BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
@@ -1406,8 +1366,6 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
-    """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
-    text."""
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
@@ -1514,7 +1472,6 @@ def json_value(text: str, name: str) -> Any:
 
 
 def checked_call(call: Any) -> Any:
-    """A call whose arguments are an object, or JSON text of one."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -1535,10 +1492,8 @@ def turns_of(value: Any, name: str) -> Any:
 
 
 def checked_message(message: Any) -> Any:
-    """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_row("a message has no role", '{"role", "content"}', repr(message))
-    # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in message:
         message["tool_calls"] = list(map(checked_call, list_of(message["tool_calls"], "tool_calls")))
@@ -1607,7 +1562,6 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
             raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
-# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
 MEDIA_WORDS = (
     "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
     "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
@@ -1672,7 +1626,6 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
-# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
@@ -1701,7 +1654,6 @@ def with_json_values(value: Any) -> Any:
 
 
 def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
-    """The messages with the arguments of their calls as a template takes them, and what to tell of that."""
 
     def probed(change: Callable[[Any], Any]) -> str | None:
         return render(with_arguments(messages, lambda _: change(PROBE)))
@@ -1773,7 +1725,6 @@ def name_of_call(call: Any) -> str:
 # --- chat/typed ---
 # Control tokens in the text of a message.
 
-# Tokens that answers rightly have in their texts: around thoughts, calls of tools and their answers.
 WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE)
 TYPED_INSIDE = (
     "have control tokens of the model in the text of a message (the first: {}), which the tokenizer reads as the token "
@@ -1809,17 +1760,13 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
 # --- chat/told ---
 # What is told of rows by their number: what is trained as it stands, though its author hardly meant it so.
 
-# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
-# `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
-# What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
 TURN_MARK = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
-# Of answers fewer: documents have such lines, and thoughts such marks.
 MARK_IN_ANSWER = re.compile(
     r"(?:<\|(?:im_end|eo[mt]_id|eot|end|endoftext|end_of_text)\|>|<｜[^<>｜\s]+｜>|<end_of_turn>|</s>|<eos>)\s*\Z"
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
@@ -1838,7 +1785,6 @@ PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
     "that is meant in its place"
 )
-# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
@@ -1871,7 +1817,6 @@ class ToldRows:
 
 
 def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
@@ -1885,7 +1830,6 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
     column = row.get(columns.get("question", columns.get("instruction", "")))
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
-    # A message may be about a mark, so there it begins with one.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
@@ -1967,14 +1911,10 @@ def system_digest(rows: Any) -> str:
 # --- parquet ---
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
-# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
-# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
-# `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
 BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
 PIECE_BYTES = 1 << 20
 VALUE_BYTES = 100  # of a value in Python, beside its text
-# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
 DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
@@ -1999,7 +1939,6 @@ def too_much(path: Any, size: int, contents: str) -> Refused:
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, in batches that are small enough in memory."""
     from pyarrow import parquet
 
     with open(path, "rb") as raw:
@@ -2018,12 +1957,10 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
                 raise too_much(path, size, f"{page:,} bytes in one page of each column")
             if parts * VALUE_BYTES > most_in_all(size):
                 raise too_much(path, size, f"{parts:,} parts of rows")
-            # One row may hold the parts of all rows, and each part may be the longest text.
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
             rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
-            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
 
 
@@ -2134,7 +2071,6 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
 
 
 def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary."""
     import pyarrow
 
     if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
@@ -2238,7 +2174,6 @@ def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
 
 
 def python_bytes(array: Any) -> int:
-    """About the number of bytes that its values take in Python."""
     import pyarrow
     from pyarrow import compute
 
@@ -2262,7 +2197,6 @@ def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> 
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """A function that turns a value of this type into what was written; None if it is that already."""
     import pyarrow
 
     types = pyarrow.types
@@ -2292,7 +2226,6 @@ def json_in_column(text: Any) -> Any:
 
 
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
-# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
@@ -2334,7 +2267,6 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder with too many rows, or with compressed ones, which `datasets` does not write."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -2363,7 +2295,6 @@ def arrow_files(folder: Path) -> Iterator[Path]:
 
 
 def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3)."""
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
@@ -2384,7 +2315,6 @@ def record_batch(message: Any) -> dict[int, int]:
 
 
 def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a Parquet file, numbered from 1."""
     import pyarrow.parquet
 
     number = 0
@@ -2399,7 +2329,6 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    # Text that is not UTF-8, a year 99999, text that is not JSON.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         message = f"{path} cannot be read as Parquet: {first_line(error)}"
         raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
@@ -2411,8 +2340,6 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
 ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
 NAME_CHARACTERS = 1024  # a longer text in a row names no file
-# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
-# another that ends so, names a file beside the table.
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -2480,8 +2407,6 @@ def hub_cache_of(folder: Path) -> Path | None:
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
 
-# --- A file of rows on the Hub ---
-
 Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 
@@ -2523,7 +2448,6 @@ def brought_file(file: HubFile) -> Path:
 
 @contextmanager
 def explained_hub(file: HubFile) -> Iterator[None]:
-    """Turns what huggingface_hub raises into a `Refused`."""
     from huggingface_hub import errors
 
     gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
@@ -2569,11 +2493,7 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
     refusal.args = (words["message"],)
 
 
-# --- A folder of pictures with a table ---
-
-
 def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -2632,13 +2552,11 @@ def is_picture_file(path: Path) -> bool:
 # --- pictures/decode ---
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
 
-# Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]
 
 PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
 PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
 PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
-# What Pillow may open. Some others are not pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
@@ -2723,7 +2641,6 @@ class PicturesDigest:
 
 @contextmanager
 def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
-    """The lazily opened PIL image, once its header is checked, and the size of its file."""
     from PIL import Image
 
     name = picture_name(source)
@@ -2732,7 +2649,6 @@ def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple
         file.seek(0)
         try:
             with warnings.catch_warnings():
-                # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)
                 Image.init()
@@ -2798,7 +2714,6 @@ def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
 
 
 def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
-    """The opened file, of which nothing is read yet, or what a row holds itself."""
     if isinstance(source, dict):
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
@@ -2845,7 +2760,6 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
 
 
 def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
-    """The file that a row names, which need not exist, and in words where it must lie."""
     name = path[:200]
     if "://" in path:
         expected = "a file beside the data, or the bytes of the picture in the row"
@@ -2858,7 +2772,6 @@ def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
     cache = hub_cache_of(folder)
     root = folder.resolve() if cache is None else Path(os.path.abspath(folder))
     where = f"a file in {root}" if cache is None else "a file beside the rows in the dataset on the Hub, or below them"
-    # The files in the cache of huggingface_hub are links to others, so a path there is judged as it is written.
     file = (root / path).resolve() if cache is None else Path(os.path.normpath(root / path))
     if not file.is_relative_to(root) or not (cache is None or file.resolve().is_relative_to(cache.resolve())):
         raise bad_picture(name, "lies outside the folder of the data", str(file) if cache is None else path, where)
@@ -2881,7 +2794,6 @@ PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the las
 
 
 def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
-    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order."""
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
     waiting, pictures = list(column_pictures), list[PictureSource]()
@@ -2972,7 +2884,6 @@ def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) ->
 
 
 def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
-    """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
     text = part.get("text") if isinstance(part, dict) else None
@@ -3051,7 +2962,6 @@ def require_places(example: Example, pictures: int) -> None:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
-# Beside the pictures, a column of texts or numbers that only tells which picture it is.
 NAMES_PICTURE = re.compile(
     r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
 )
@@ -3072,7 +2982,6 @@ def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -
 # --- pictures/parts ---
 # Which part of a vision model a module belongs to, by its name.
 
-# Where the modules of transformers lie: Qwen has the projector, which it calls merger, in the tower.
 PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
 TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
 
@@ -3104,8 +3013,6 @@ def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
 
 
 def require_engine(recipe: Mapping[str, object], kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would: for families whose tensors
-    were not found equal, and with limits that llama.cpp ignores."""
     if kind not in ENGINE_FAMILIES:
         raise Refused(
             f"preprocess: engine is not known for the family {kind}",
@@ -3139,10 +3046,8 @@ class Engine:
         self.kind, self.processor = processor.kind, processor
         self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
         self.square = processor.square or self.patch * self.merge  # of one token (Qwen-VL, Pixtral, Mistral 3)
-        # The square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
         self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
-        # The longer side of a picture that is divided.
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
@@ -3182,7 +3087,6 @@ class Engine:
         return ((whole - mean) / std).transpose(2, 0, 1)
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes of the pictures of each row, as its own processor would arrange it."""
         import numpy as np
         import torch
 
@@ -3234,7 +3138,6 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits."""
     least, most = limits
 
     def squares(side: float) -> float:
@@ -3290,7 +3193,6 @@ _TILES = _HALF | {
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
-# What a file may leave out: the values of the class. A null is none of them, except Qwen's `size`.
 PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
@@ -3300,8 +3202,6 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "idefics3": _TILES,
     **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
 }
-# The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
-# files; of a class that transformers does not know it takes that of the family.
 _CLASSES = {
     "qwen2_vl": ("Qwen2VLImageProcessor",),
     "qwen2_5_vl": ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"),
@@ -3343,8 +3243,6 @@ class PictureTokens(NamedTuple):
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
-    """The image processor of a model of `PROCESSOR_DEFAULTS`, from its config.json and those of `PROCESSOR_FILES` that
-    it has, by name."""
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
     own = nested if nested is not None else files.get(OWN_FILE)
@@ -3502,7 +3400,6 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int | None) -> Any:
-    """The `size` of an image processor with the recipe's limits, each family in its own terms."""
     if least is None and most is None:
         return size
     if kind.startswith("qwen"):
@@ -3555,7 +3452,6 @@ class Pictures:
     """How one model reads pictures, with the pixel limits of a recipe."""
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
-        """`folder` is where the paths in the rows begin."""
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
@@ -3608,8 +3504,6 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
-        """The text that stands for one picture, as `replace_image_token` of each processor of transformers 5.23 writes
-        it, which a test compares."""
         token, by_engine = self.places.token, self.engine is not None
         if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
             text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"
@@ -3626,8 +3520,6 @@ class Pictures:
         return tiles + "\n" * bool(tiles) + f"{around}<global-img>{parts}{around}"
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
-        start and end in the text before, and how far they are moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -3661,7 +3553,6 @@ class Pictures:
         return fed, outside, {"images": images, "image_sha256": digests}
 
     def require_whole(self, ids: list[int], fed: str, limit: int) -> None:
-        """Refuses a row whose pictures are cut by max_length: the model would fail, or see a part of a picture."""
         whole, token = fed.count(self.places.token), self.token_id
         if ids.count(token) != whole:
             raise Refused(
@@ -3733,8 +3624,6 @@ class PixelLimits(NamedTuple):
 
 
 def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]:
-    """Writes the limits into the files of a model's image processor, so that whoever loads the model resizes pictures
-    as the training did."""
     changed: dict[str, Any] = {}
     for path in (folder / name for name in PROCESSOR_FILES):
         document = foreign_json(path) if path.is_file() and limits != PixelLimits(None, None) else None
@@ -3805,8 +3694,6 @@ def utf16(raw: bytes) -> str | None:
     return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
-# What a text may be that is neither UTF-8 nor UTF-16, by the names of iconv: of Windows, which has Latin-1 in it; of
-# DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
 OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
 IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
 
@@ -3885,13 +3772,10 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
         raise unreadable(found, "no space there", lines[0][:80].rstrip(), hint)
 
 
-# Beside the rows of a document: what is meant for all of them, and is in none.
 FOR_ALL = re.compile(r"sys(?:tem|[_ -]).*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE)
 
 
 def items_of(document: Any, path: object) -> list[Any]:
-    """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
-    one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
@@ -3965,7 +3849,6 @@ TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
-# Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
@@ -3974,7 +3857,6 @@ PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """`(line, row)` for each row of the chosen split."""
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
         rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
@@ -4025,8 +3907,6 @@ class Broken:
     lines: int = 1
 
 
-# The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
-# because a million are created.
 Line = tuple[int, Row | Broken, bytes | None]
 
 
@@ -4038,7 +3918,6 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """Every row of a file, and what is not a row as `Broken`."""
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from json_lines(path)
@@ -4058,8 +3937,6 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """One object for each line."""
-    # The function inside json.loads, without its checks: half the time. Unusual lines go through json.loads.
     decoder = json.JSONDecoder(object_pairs_hook=with_distinct_keys)
     scan_once: Callable[[str, int], tuple[Any, int]] = decoder.scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
@@ -4104,7 +3981,6 @@ def json_document(path: Path) -> Iterator[Line]:
 
 
 def table_rows(path: Path) -> Iterator[Line]:
-    """The rows of a table whose first row has the names of the columns."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     first = next(text_lines(path, []), "")
@@ -4138,7 +4014,6 @@ def table_rows(path: Path) -> Iterator[Line]:
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
-    """What is wrong with a row of a table; None if it can be read."""
     start, _, lines, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
@@ -4200,7 +4075,6 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document, whose objects have each key once."""
     repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
@@ -4230,14 +4104,12 @@ SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}
 
 
 def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[int, Any]]:
-    """The rows of `train[10:500]` or `train[:10%]`."""
     match = SLICE.fullmatch(split)
     if match is None:
         raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
-        # Rounded as `datasets` does.
         bounds = [str(round(len(all_rows) * int(b[:-1]) / 100)) if b.endswith("%") else b for b in bounds]
     for index, row in enumerate(rows):
         if bounds[1] and index >= int(bounds[1]):
@@ -4306,7 +4178,6 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     if tables and SLICE.fullmatch(split):
         yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
         return
-    # On disk, whose folder says the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
@@ -4466,7 +4337,6 @@ def require_hub_inputs(plan: Plan) -> None:
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Reads the data from another place than the planned one."""
     if data is None:
         return
     if not data.exists():
@@ -4512,9 +4382,7 @@ def prepare_environment(placement: Placement) -> None:
         os.environ[name] = "1"
     block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Threads that spin while they wait slow each other down on a busy machine: by a factor of 10, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Rows have many lengths. Without this, 58 GB are reserved on an H100 where 33 GB are in use.
     if placement["device"] == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if placement["device"] == "mps":
@@ -4607,7 +4475,6 @@ class Data(TypedDict):
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """The rows with something to learn; refuses others."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -4640,7 +4507,6 @@ def held_out_rows(
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
-    """The indices of whole groups, with at most `count` rows."""
     sizes = Counter(groups)
     names = list(sizes)
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
@@ -4658,7 +4524,6 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
 
 
 def joined(*keys: Sequence[Any]) -> list[int]:
-    """The group of each row."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -4688,7 +4553,6 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-# What chat templates write before an answer
 ANSWER_MARK = re.compile(
     r"<[|｜]\w+[|｜]?>(?:assistant|model)\b|<[|｜](?:(?:im_)?assistant|chatbot_token)[|｜]>|<start_of_turn>model\b|\[/INST\]"
     r"|^### ?(?:Response|Assistant):",
@@ -4709,7 +4573,6 @@ def question_of(row: EncodedRow) -> str:
     return text + seen_in(row)
 
 
-# Characters that look alike or are invisible. NFKC does not make them equal.
 ALIKE = str.maketrans(
     dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
     | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
@@ -4765,7 +4628,6 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
 # The model's tokenizer, read so that llama.cpp gives the same ids.
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
-# The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
 MARKS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
@@ -4776,7 +4638,6 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -4798,7 +4659,6 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it, which training uses."""
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
@@ -4823,7 +4683,6 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
-    # Not transformers.AutoTokenizer: the converter has another there.
     from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -4831,15 +4690,12 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     pieces = model_file(model, revision, "tokenizer.model") if published is None else None
     if pieces is not None:
         return by_scores(tokenizer, pieces)
-    # TokenizersBackend uses tokenizer.json unchanged. Other fast classes build it anew.
     if published is not None and tokenizer.is_fast and type(tokenizer).__name__ != "TokenizersBackend":
         tokenizer = as_published(tokenizer, published, model, revision)
     return with_prefix_of_llama_cpp(tokenizer)
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file: it joins pieces by their
-    scores, and puts a space before the text if the file says so."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
@@ -4879,7 +4735,6 @@ def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
-    """The tokenizer itself if it does all that its tokenizer.json says, or else the tokenizer of that file."""
     from transformers import PreTrainedTokenizerFast
 
     document = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -4915,7 +4770,6 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
-    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word."""
     if not tokenizer.is_fast:
         return tokenizer
     from tokenizers import normalizers
@@ -4953,8 +4807,6 @@ def begins_itself(text: str, bos: str | None) -> bool:
 # --- encode ---
 # Tokens and labels: what is fed, and which part of it is trained.
 
-# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
-# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
@@ -4985,7 +4837,6 @@ MARK = "skill train mark 7f3a"  # stands in for an answer to find where a templa
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer: chat templates are programs of somebody else."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -5137,7 +4988,6 @@ class Encoder:
         return int(self.tokenizer.eos_token_id)
 
     def chat_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered conversation and the character spans of the assistant's answers, end token included."""
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(example["messages"])
         tools = example["tools"]
@@ -5192,7 +5042,6 @@ class Encoder:
             )
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
-        """The span of one answer: its text, its calls of tools, and the token that ends the turn."""
         messages, tools = example["messages"], example["tools"]
         calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
@@ -5202,7 +5051,6 @@ class Encoder:
         span = None if calls else self.around_answer(example, rendered, index)
         if span is None:
             through = self.render(messages[: index + 1], tools)
-            # Some templates always open another answer behind it (Command R7B), as at the end of `before`.
             answer, eos, opening = through.rpartition(self.tokenizer.eos_token or MARK)
             through = answer + eos if before.endswith(opening) else through.rstrip()
             if prefix and rendered.startswith(through):
@@ -5265,7 +5113,6 @@ class Encoder:
                 expected="a model with a chat template (most Instruct models), or rows of plain text",
                 hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
             )
-        # The template's own refusal, and what its expressions raise.
         errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
         started = time.thread_time()
         try:
@@ -5358,7 +5205,6 @@ class Encoder:
 # --- model ---
 # The model: how it is loaded, which part of it trains, and how its answers are scored.
 
-# The softmax of a chunk of logits is computed in parts of so many elements, which stay in the cache.
 SOFTMAX_AT_ONCE = 1_000_000
 
 
@@ -5395,7 +5241,6 @@ def keep_input_types(model: Any) -> None:
 
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
-    """Scores the trained positions alone, some megabytes of logits at a time."""
     import functools
     import types
 
@@ -5519,8 +5364,6 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    # A frozen base has the type of the computation. Weights that train are float32: a step that moves a bfloat16 by
-    # less than 1/256 of it changes nothing. `pure_bf16` accepts that.
     in_full = is_full(recipe) and not recipe["pure_bf16"]
     dtype = torch.float32 if in_full else getattr(torch, placement["dtype"])
     quantization = None
@@ -5530,7 +5373,6 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
-            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
@@ -5603,8 +5445,6 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
-    all linear layers."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -5622,7 +5462,6 @@ def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list
 
 
 def check_experts(config: Any, model: Any) -> None:
-    """Refuses targets by the names that experts had before transformers 5."""
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
@@ -5645,7 +5484,6 @@ def check_experts(config: Any, model: Any) -> None:
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
-    """Refuses a target that PEFT does not find, that cannot have an adapter, or that could not be merged."""
     import torch
 
     matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
@@ -5668,7 +5506,6 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
-    """Refuses a name with which no module's name ends: PEFT, which saves every module that ends so, ignores it."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -5711,8 +5548,6 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
-# A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
-# command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
 TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
@@ -5752,7 +5587,6 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -5844,7 +5678,6 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
-        """The lines of the steps that the checkpoint holds; later steps will be made again."""
 
         def of_trainer(state: Any) -> dict[int, StepLine]:
             logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
@@ -5926,7 +5759,6 @@ class Watch:
             write_json(record, recorded | built)
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
-        """Records one step."""
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
         loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
         bad = self.bad_loss(step, loss, grad_norm)
@@ -5961,8 +5793,6 @@ class Watch:
         }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
-        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0, a gradient of exactly 0, or
-        above 20 nats and four times the first loss."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
@@ -6068,7 +5898,6 @@ FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can b
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
-    """TRL's trainer with every argument set."""
     import datasets
     import torch
     import transformers
@@ -6079,8 +5908,6 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     datasets.disable_progress_bars()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
-    # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
-    # weights are loaded. Without that, every process of FSDP would read all the weights into RAM.
     arguments = trainer_arguments(recipe, placement, folder)
     watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
@@ -6146,7 +5973,6 @@ class PictureCollator:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
-        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
@@ -6169,7 +5995,6 @@ def may_leave_unused(recipe: Recipe) -> bool:
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
-    """All arguments."""
     from trl import SFTConfig
 
     return SFTConfig(
@@ -6193,7 +6018,6 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         use_cpu=placement["device"] == "cpu",
         gradient_checkpointing=placement["gradient_checkpointing"],
         gradient_checkpointing_kwargs={"use_reentrant": False},
-        # The rows arrive tokenized, masked, cut and in order.
         dataset_kwargs={"skip_prepare_dataset": True},
         train_sampling_strategy="sequential",
         max_length=None,
@@ -6237,7 +6061,6 @@ def reporter(name: str) -> str:
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
     import transformers
 
-    # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
     trainer.create_model_card = trainer.model.create_or_update_model_card = lambda *_, **__: None
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
@@ -6248,7 +6071,6 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 
 
 def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
-    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -6358,7 +6180,6 @@ class Environment(TypedDict):
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], folder: Path) -> Environment:
-    """Versions, device, what is fed, and every argument as the trainer holds it after construction."""
     import platform
     from importlib import metadata
 
@@ -6479,7 +6300,6 @@ class Checks:
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
-        """Measures what training will change."""
         model = self.trainer.model
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
@@ -6519,7 +6339,6 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Checks that accumulated gradients equal those of the large batch: a wrong scale shows in nothing else."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -6701,7 +6520,6 @@ class Checks:
 
 MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
 PROOF = "training.json"  # in the repository, while it has no result
-# Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
     "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
     "figures", "seconds", "finished_at",
@@ -6726,7 +6544,6 @@ REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_h
 
 
 def push(plan: Plan, work: Path) -> None:
-    """Pushes the result, its records and its card in one commit."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
@@ -6749,7 +6566,6 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """Makes one commit in the private repository of the plan, which is created if it is missing."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -6793,7 +6609,6 @@ def hub_repository(plan: Plan) -> str | None:
 
 
 def hub() -> Any:
-    """The client of the Hub, without progress bars and with a time limit for each request."""
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
@@ -6819,7 +6634,6 @@ def hub() -> Any:
 
 
 def stay_here(response: Any) -> None:
-    """Refuses a redirect of a request with a body to another host, and one that would drop the body."""
     request = response.request
     if request.method in ("GET", "HEAD") or not response.has_redirect_location:
         return
@@ -6837,7 +6651,6 @@ def stay_here(response: Any) -> None:
 
 
 def ask_hub(question: Callable[[], Any], repo: str) -> Any:
-    """The Hub's answer."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -6903,7 +6716,6 @@ def licence(plan: Plan) -> dict[str, str]:
 
 
 def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
-    """README.md: metadata for the Hub between the lines of ---, then text for a reader."""
     from huggingface_hub import ModelCardData
 
     recipe, repo = plan["recipe"], hub_repository(plan) or ""
@@ -6987,7 +6799,6 @@ RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, stores everything in the plan's folder, and pushes."""
     bucket = path.resolve().parent
     try:
         plan = load_plan(path)
@@ -7026,7 +6837,6 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
 
 
 def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
-    """Trains in a child process, and stores its files while it runs."""
     plan = layout_that_was_left(plan, bucket)
     keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
     for tried in (False, True):
@@ -7128,8 +6938,6 @@ class Child:
 
 
 def how_it_failed(child: Child, work: Path) -> Failure | None:
-    """The failure in train.failed.json, or one made from the exit code: a killed program writes nothing, and its
-    launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
@@ -7147,7 +6955,6 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
 
 
 def ended(code: int, child: Child) -> Refused:
-    """The reason for a program that gave none itself."""
     tail = "\n".join(child.output().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
@@ -7216,7 +7023,6 @@ class Keeper:
                 self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """Copies a checkpoint, and what else a restart needs: the lines of its steps, and the figures from before."""
         started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
         source = self.linked(checkpoint)
@@ -7239,8 +7045,6 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
-        """A folder of hard links to the files of a checkpoint, which the trainer removes when there are two newer ones:
-        a slow bucket would never get a whole one."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:
@@ -7388,7 +7192,6 @@ def main(argv: list[str]) -> int:
 
 
 def run(plan: Plan, folder: Path, *, resume: bool) -> None:
-    """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
@@ -7414,7 +7217,6 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         if checkpoint is not None:
             check_base_weights(folder, weights)
         write_json(folder / "environment.json", environment(trainer, data, weights, folder))
-    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
@@ -7438,7 +7240,6 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of its folder."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -7469,7 +7270,6 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed."""
     encode = Encoder(recipe, tokenizer, pictures)
     if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named
@@ -7548,7 +7348,6 @@ class TrainRecord(TypedDict):
 
 
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
-    """The record."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
@@ -7596,7 +7395,6 @@ class TimedPass(TypedDict):
 
 
 def probe(plan: Plan) -> dict[str, TimedPass]:
-    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
     recipe, placement = plan["recipe"], plan["placement"]

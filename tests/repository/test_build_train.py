@@ -62,21 +62,20 @@ def test_parts_that_cannot_be_joined_are_refused(parts: Path, part: str, line: s
 
 
 @pytest.mark.parametrize("part", BUILD.PARTS)
-def test_a_part_is_joined_with_all_of_its_code_and_the_first_sentences_of_its_docstrings(part: str) -> None:
+def test_a_part_is_joined_with_all_of_its_code_and_the_first_sentences_of_its_classes(part: str) -> None:
     source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
     (whole, docstrings), (joined, shortened) = map(_without_docstrings, (source, BUILD.shortened(source)))
     assert joined == whole
-    firsts = [re.split(r"\n\n|(?<=\.)\s", docstring)[0] for docstring, short in docstrings if not short]
+    firsts = [re.split(r"\n\n|(?<=\.)\s", docstring)[0] for docstring, of_function in docstrings if not of_function]
     assert [docstring for docstring, _ in shortened] == firsts
 
 
 def _without_docstrings(source: str) -> tuple[str, list[tuple[str, bool]]]:
-    """The code, and the docstrings of its functions and classes; True for a function of at most twelve lines."""
+    """The code, and the docstrings of its functions and classes; True for a function."""
     tree, docstrings = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)) is not None:
-            short = isinstance(node, ast.FunctionDef) and 0 < node.end_lineno - node.body[0].end_lineno <= 12
-            docstrings.append((docstring, short))
+            docstrings.append((docstring, isinstance(node, ast.FunctionDef)))
             node.body = node.body[1:]
     return ast.dump(tree), docstrings
 
