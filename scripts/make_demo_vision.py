@@ -194,7 +194,7 @@ def write_tokenizer(folder: Path, *, seed: int) -> Any:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": "<unk>",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, separators=(",", ":")) + "\n", encoding="utf-8")
     return AutoTokenizer.from_pretrained(str(folder))
 
 
@@ -252,7 +252,9 @@ def write_processor(folder: Path) -> Any:
         "rescale_factor": 1 / 255,
         "temporal_patch_size": 2,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
     return AutoImageProcessor.from_pretrained(str(folder), backend="pil")
 
 
