@@ -2,8 +2,7 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-The parts have what explains them: the joined file has the docstring of main.py, the first sentence of those of classes,
-and comments behind code alone.
+The parts have what explains them: the joined file has the docstring of main.py, and of the comments those behind code.
 """
 
 from __future__ import annotations
@@ -62,20 +61,20 @@ parsed = cache(ast.parse)
 
 @cache
 def shortened(source: str) -> str:
-    """A source without lines of comment and docstrings of functions; of those of classes the first sentence stays."""
+    """A source without lines of comment and without docstrings, but those that are all that a class has."""
     lines = source.splitlines(keepends=True)
     start = source[: source.index("from __future__")].count("\n")  # before it main.py holds the pinned versions
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and token.line.lstrip()[:1] == "#" and token.start[0] > start:
             lines[token.start[0] - 1] = ""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    for node in sorted((node for node in nodes if ast.get_docstring(node) is not None), key=lambda node: -node.lineno):
+    for node in nodes:
         text = node.body[0]
-        whole = "".join(lines[text.lineno - 1 : text.end_lineno])
-        if isinstance(node, ast.FunctionDef):
-            lines[text.lineno - 1 : text.end_lineno] = []
-        elif (first := first_sentence(whole)) != whole:
-            lines[text.lineno - 1 : text.end_lineno] = [first + '"""\n']
+        if ast.get_docstring(node) is not None and len(node.body) > 1:
+            last = text.end_lineno or 0
+            while not lines[last].strip():
+                last += 1
+            lines[text.lineno - 1 : last] = [""] * (last - text.lineno + 1)
     return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
 
 

@@ -101,8 +101,6 @@ PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
 class ErrorWords(TypedDict):
-    """What is wrong, what was expected, what was there, what to do next."""
-
     code: str
     message: str
     expected: str
@@ -111,15 +109,11 @@ class ErrorWords(TypedDict):
 
 
 class Failure(TypedDict):
-    """`train.failed.json`, and the event of that name."""
-
     exit_code: int
     error: ErrorWords
 
 
 class Refused(Exception):
-    """An explained end of the program."""
-
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
     ) -> None:
@@ -894,8 +888,6 @@ def stop_signals() -> list[int]:
 
 
 class Recipe(TypedDict):
-    """What is trained."""
-
     model: str
     revision: str | None
     data: str
@@ -940,8 +932,6 @@ class Recipe(TypedDict):
 
 
 class Placement(TypedDict):
-    """Where and in which pieces the recipe is computed."""
-
     backend: str
     device: str
     dtype: str
@@ -959,8 +949,6 @@ class Placement(TypedDict):
 
 
 class Policy(TypedDict):
-    """What the user decided that no training depends on."""
-
     sensitive: bool
     hub_model_id: str | None
     score: str | None
@@ -969,8 +957,6 @@ class Policy(TypedDict):
 
 
 class Reason(TypedDict):
-    """Why a value is what it is, and where the rule comes from."""
-
     rule: str
     value: str
     because: str
@@ -978,16 +964,12 @@ class Reason(TypedDict):
 
 
 class Launch(TypedDict):
-    """Arguments of `accelerate launch` and variables of the environment."""
-
     arguments: list[str]
     environment: dict[str, str]
     reasons: list[Reason]
 
 
 class Plan(TypedDict):
-    """`plan.json`, as far as the program reads it."""
-
     schema: str
     recipe: Recipe
     placement: Placement
@@ -1192,17 +1174,12 @@ MEND = "correct or remove it; rows are never dropped silently"  # the hint of a 
 
 
 class Message(TypedDict):
-    """A message of a chat."""
-
     role: str
     content: str
     tool_calls: NotRequired[Any]
 
 
 class Example(TypedDict):
-    """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
-    and `completion`, or a `text`."""
-
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
     tools: NotRequired[list[Any] | None]
@@ -1214,22 +1191,16 @@ class Example(TypedDict):
 
 
 class Tokens(TypedDict):
-    """A row as the model is fed it: ids, and labels, which are `IGNORED` for ids that do not train."""
-
     input_ids: list[int]
     labels: list[int]
 
 
 class Pictured(TypedDict, total=False):
-    """The pictures of a row, if it has any."""
-
     images: list[Any]  # where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run
     image_sha256: list[str]  # of their files
 
 
 class EncodedRow(Example, Pictured, Tokens):
-    """A line of `samples.jsonl` and `held_out.jsonl`."""
-
     row: int  # its number in the data, from 0
     line: int  # in its file
     rendered: str  # the text that the template writes
@@ -1238,7 +1209,6 @@ class EncodedRow(Example, Pictured, Tokens):
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
-
     def value(name: str) -> Any:
         return row.get(columns[name]) if name in columns else None
 
@@ -1536,7 +1506,7 @@ def unreadable(message: str, expected: str, got: str = "", hint: str = "") -> Re
 
 
 class RepeatedKey(ValueError):
-    """A JSON object has a key twice."""
+    """A JSON object has a key twice. Python's reader, like most, drops the first value silently."""
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
@@ -1654,7 +1624,6 @@ def with_json_values(value: Any) -> Any:
 
 
 def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
-
     def probed(change: Callable[[Any], Any]) -> str | None:
         return render(with_arguments(messages, lambda _: change(PROBE)))
 
@@ -1799,8 +1768,6 @@ TOOLS_TWICE = (
 
 
 class ToldRows:
-    """The rows of which something is told: for each note the places."""
-
     def __init__(self, *notes: str) -> None:
         self.places: dict[str, list[str]] = {note: [] for note in notes}
         self.looked = 0  # at so many rows
@@ -1974,8 +1941,6 @@ def in_pieces(groups: list[Group]) -> dict[str, Any]:
 
 
 class Chunk(NamedTuple):
-    """One column of one row group, as the footer describes it."""
-
     kind: int
     codec: int
     values: int
@@ -2024,8 +1989,6 @@ def check_footer(groups: list[Group], path: Path, size: int) -> None:
 
 
 class Column:
-    """The claims of the pages of one column of one row group."""
-
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
         self.numbered = chunk.numbered
@@ -2045,8 +2008,6 @@ class Column:
 
 
 class Page(NamedTuple):
-    """A page as its header describes it."""
-
     kind: int
     at: int  # where its bytes begin
     packed: int  # bytes
@@ -2346,8 +2307,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFile(NamedTuple):
-    """A file of rows in a dataset on the Hub."""
-
     dataset: str
     commit: str
     name: str  # its path in the repository
@@ -2577,8 +2536,6 @@ def require_pillow() -> None:
 
 
 class PictureSize(NamedTuple):
-    """Pixels of an upright picture."""
-
     width: int
     height: int
 
@@ -2620,8 +2577,6 @@ def picture_path(source: PictureSource) -> str | None:
 
 
 class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows."""
-
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.digests = digests or {}  # of files that need not be read again, by the paths in the rows
@@ -3033,15 +2988,11 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
 
 
 class TileGrid(NamedTuple):
-    """Tiles of a picture."""
-
     rows: int
     columns: int
 
 
 class Engine:
-    """llama.cpp's way to prepare pictures for one model."""
-
     def __init__(self, processor: Any) -> None:
         self.kind, self.processor = processor.kind, processor
         self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
@@ -3218,8 +3169,6 @@ _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the
 
 @dataclass
 class ImageProcessor:
-    """The settings of a model's image processor, by the names that transformers gives them."""
-
     kind: str  # the model type in config.json
     size: dict[str, int]  # of Qwen-VL the least and the most pixels, under its names `shortest_edge`, `longest_edge`
     image_mean: tuple[float, ...]
@@ -3235,8 +3184,6 @@ class ImageProcessor:
 
 
 class PictureTokens(NamedTuple):
-    """What the language model reads of a picture."""
-
     parts: int  # tokens that stand for parts of it
     around: int  # tokens that are written around them: marks, and ends of lines
     read: int = 1  # pictures that the tower reads one by one: the picture, or its tiles and a small copy of it
@@ -3432,15 +3379,11 @@ LINE_END = "[IMG_BREAK]"
 
 
 class Places(NamedTuple):
-    """How a family writes pictures into a text."""
-
     mark: str  # the token that the chat template writes for a picture
     token: str  # the token that stands for a part of a picture; the tower's output takes its place
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read."""
-
     model: str
     revision: str | None
     preprocess: NotRequired[str]
@@ -3449,8 +3392,6 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
-    """How one model reads pictures, with the pixel limits of a recipe."""
-
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
@@ -3617,8 +3558,6 @@ def model_document(model: str, revision: str | None, name: str) -> dict[str, Any
 
 
 class PixelLimits(NamedTuple):
-    """The limits of a recipe; None is what the model's processor says."""
-
     least: int | None
     most: int | None
 
@@ -3876,8 +3815,6 @@ def iter_rows(
 
 
 class RowsRecipe(TypedDict):
-    """The fields of a recipe that say which rows and pictures are read."""
-
     split: str
     columns: dict[str, str]
     images: NotRequired[bool]
@@ -3900,8 +3837,6 @@ def canonical(row: Row) -> bytes:
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row, or `lines` of a table between two quotes, which may be any number of rows."""
-
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
     lines: int = 1
@@ -4441,9 +4376,6 @@ SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never t
 
 
 class Repeated(TypedDict):
-    """Rows that repeat an earlier one, the groups that they form, and held-out rows that training has seen: the whole
-    row, or its question."""
-
     repeated_rows: int
     repeated_groups: int
     held_out_trained: int
@@ -4451,8 +4383,6 @@ class Repeated(TypedDict):
 
 
 class DataFigures(Repeated):
-    """Rows and tokens of the data."""
-
     rows: int
     train_rows: int
     held_out_rows: int
@@ -4465,8 +4395,6 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """The data that is fed."""
-
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
@@ -4870,8 +4798,6 @@ def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
 
 
 class Feeding(TypedDict):
-    """The fields of a recipe that say how a row is fed."""
-
     data: str
     format: str
     columns: dict[str, str]
@@ -4881,8 +4807,6 @@ class Feeding(TypedDict):
 
 
 class Encoder:
-    """Turns rows into token ids and labels, with the model's own template and tokenizer."""
-
     def __init__(self, recipe: Feeding, tokenizer: Any, pictures: Pictures | None = None) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
@@ -5304,8 +5228,6 @@ def log_probs_function() -> Any:
     import torch
 
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
-        """log p of each label."""
-
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
             ctx.trained = ctx.needs_input_grad[1]
@@ -5553,7 +5475,6 @@ TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def watch_standard_input(folder: Path) -> None:
-
     def watch() -> None:
         with suppress(OSError):
             while os.read(0, 4096):
@@ -5637,16 +5558,12 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
 
 
 class Fed(TypedDict):
-    """The data that one step was fed."""
-
     epoch: float
     tokens: int
     trained_tokens: int
 
 
 class StepLine(Fed):
-    """One line of `metrics.jsonl`."""
-
     step: int
     steps: int
     start: NotRequired[int]  # which start of the program made the step
@@ -5660,8 +5577,6 @@ class StepLine(Fed):
 
 
 class Watch:
-    """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
-
     def __init__(self, folder: Path, data: Data, recipe: Recipe, checkpoint: Path | None, *, keep: int) -> None:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
@@ -5678,7 +5593,6 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
-
         def of_trainer(state: Any) -> dict[int, StepLine]:
             logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
             return {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
@@ -5856,7 +5770,6 @@ class Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-
         def stop(*_: Any) -> None:
             self.interrupted = True
 
@@ -5966,8 +5879,6 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
-    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of the pictures, which it reads."""
-
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -6143,9 +6054,6 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
-    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer."""
-
     train_rows: int
     held_out_rows: int
     rows_sha256: str
@@ -6160,8 +6068,6 @@ class FedData(TypedDict):
 
 
 class Environment(TypedDict):
-    """`environment.json` before training."""
-
     program: FileDigest
     python: str
     platform: str
@@ -6263,8 +6169,6 @@ Verdict = Literal["pass", "warn", "fail"]
 
 
 class TrainingCheck(TypedDict):
-    """One thing that a training must show."""
-
     name: str
     verdict: Verdict
     figure: float | None
@@ -6272,16 +6176,12 @@ class TrainingCheck(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """One prompt, answered before and after training; None if no process holds the whole model."""
-
     prompt: str
     before: str | None
     after: str | None
 
 
 class Checks:
-    """What a smoke test must show, each with its figure: pass, warn or fail."""
-
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         self.pictures = data.get("pictures")
@@ -6880,8 +6780,6 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program."""
-
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
         self.has_launcher = bool(plan.get("launch", {}).get("arguments"))
@@ -6979,8 +6877,6 @@ def ended(code: int, child: Child) -> Refused:
 
 
 class Keeper:
-    """Copies the files of the training to the bucket, which may be full, slow or gone for a while."""
-
     def __init__(self, work: Path, bucket: Path, restored: Path | None) -> None:
         self.work, self.bucket = work, bucket
         self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
@@ -7316,8 +7212,6 @@ def load_data(
 
 
 class TrainFigures(TypedDict):
-    """Measured while it trained."""
-
     first_loss: float | None
     last_loss: float | None
     tokens_per_second: float | None
@@ -7327,8 +7221,6 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
-    """`train.json`."""
-
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
     run: str | None  # the id of a run in the cloud
