@@ -300,8 +300,11 @@ def test_a_matrix_of_zeros_is_right_where_the_model_has_one_of_its_size(tmp_path
 def test_an_adapter_of_one_end_of_a_tied_model(
     module: str, settings: dict[str, bool], needs: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | settings))
-    assert output_of_its_own(tmp_path, tmp_path) == "" == output_of_its_own(tmp_path, None)
-    save_file({f"base_model.model.{module}.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
-    assert output_of_its_own(tmp_path, tmp_path) == needs
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    (base / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | settings))
+    assert output_of_its_own(base, adapter) == "" == output_of_its_own(base, None)
+    save_file({f"base_model.model.{module}.lora_A.weight": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
+    assert output_of_its_own(base, adapter) == needs

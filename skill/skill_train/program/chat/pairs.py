@@ -21,8 +21,9 @@ def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list
     """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
     count, nor which of both has the system message."""
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
-    whole = [*(other and first), *asked]
-    if list(map(compared, whole)) == list(map(compared, [*(first and other), *said[: len(asked)]])):
+    whole, begun = [*(other and first), *asked], [*(first and other), *said[: len(asked)]]
+    asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
+    if asks and list(map(compared, whole)) == list(map(compared, begun)):
         return [*(first or other), *asked], said[len(asked) :]
     if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
         raise Refused(
