@@ -90,7 +90,7 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
     return tuple(file for file in repository.files if file not in _EMPTY)
 
 
-def require_places(plan: Plan, bucket: str | None) -> None:
+def require_places_of_next_job(plan: Plan, bucket: str | None) -> None:
     """Asks whether the places that the next job of a run writes to are still private, and take the result. One that
     does not exist, or that this token may not see, says nothing.
 
@@ -100,12 +100,17 @@ def require_places(plan: Plan, bucket: str | None) -> None:
     """
     name = plan.policy.hub_model_id
     with contextlib.suppress(AccessError):
-        if bucket and patiently(lambda: repositories.bucket_is_private(bucket)) is False:
-            raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
+        if bucket:
+            _require_private_bucket(bucket)
     with contextlib.suppress(AccessError):
         if name and (repository := patiently(lambda: repositories.find("model", name))):
             _require_private(repository, f"https://huggingface.co/{name}/settings makes it private")
             _ask_taken(repository, plan.recipe.finetuning_type)
+
+
+def _require_private_bucket(bucket: str) -> None:
+    if patiently(lambda: repositories.bucket_is_private(bucket)) is False:
+        raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
 
 
 def _require_private(result: Repository, hint: str) -> None:
@@ -157,9 +162,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
         DecisionNeeded: one of them already exists and is public.
         AccessError: the token may not write to the dataset repository.
     """
-    bucket = f"{place}/jobs-artifacts"
-    if patiently(lambda: repositories.bucket_is_private(bucket)) is False:
-        raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
+    _require_private_bucket(f"{place}/jobs-artifacts")
     if data_repo is None or not with_data:
         return ()
     _require_own(account, data_repo, "the data", "--data-repo")

@@ -72,11 +72,11 @@ def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Orde
         return check() if launches else preflight.unless_unavailable(check, what, unchecked)
 
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
-    somebody = there = account.Account("unchecked", owner)
+    there = account.Account("unchecked", owner)
     if not owner:
         there = preflight.signed_in_account()
     elif options.backend == "skypilot" and account.token() is not None:
-        there = ask("token", preflight.signed_in_account) or somebody
+        there = ask("token", preflight.signed_in_account) or there
         if owner in there.orgs:
             options = dataclasses.replace(options, namespace=owner)
     order = order_of(options, plan, there)
@@ -86,7 +86,7 @@ def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Orde
     if options.nodes == 1:  # a run on several machines does not push
         name, method = order.plan.policy.hub_model_id or "", plan.recipe.finetuning_type
         of_ours = partial(preflight.result_repository, there, name, method)
-        ask("repository", of_ours if is_ours else partial(preflight.require_places, order.plan, None))
+        ask("repository", of_ours if is_ours else partial(preflight.require_places_of_next_job, order.plan, None))
     for what in unchecked:
         console.warn("hub_unreachable", f"not checked, {what}")
     return order

@@ -70,7 +70,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     require_same_recipe(run, plan_record.read(run.plan), f"skill-train submit {quoted(run.recipe)}")
     _require_program(cloud)
     _require_data(cloud, run)
-    preflight.require_places(plan_record.read(run.plan), cloud.record.bucket)
+    preflight.require_places_of_next_job(plan_record.read(run.plan), cloud.record.bucket)
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, ended)
     console.status(f"the last job: {ended.story.message}")
