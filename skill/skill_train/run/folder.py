@@ -41,8 +41,9 @@ _RUN_FILES = (
     *("cloud.json", "pull.json", "colab.ipynb", "skypilot"),
 )
 
-# A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
+# Files of a model folder that transformers or llama.cpp's converter look for by their names.
 _READ_BY_LIBRARIES = (".json", ".jinja", ".model", ".safetensors")
+# A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
 _OF_A_PROJECTOR = b"general.architecture" + struct.pack("<IQ", 8, 4) + b"clip"
 _HEADER_BYTES = 4096
 
@@ -221,7 +222,8 @@ def installed(package: str) -> str | None:
 
 
 def require_no_run(folder: Path, otherwise: str) -> None:
-    """Refuses to put files of a plain model into a run. `otherwise` is the command that puts them elsewhere."""
+    """Refuses to put files of a plain model into a run, or to where a file is. `otherwise` is the command that puts
+    them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
         wrong = f"{folder} belongs to a run"
         raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
