@@ -50,29 +50,20 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """The files of a run that can be fetched.
-
-    Attributes:
-        state: `done`, `failed`, or `unfinished` when no end was recorded.
-        checkpoint: the step of the newest complete one; None when there is none.
-    """
+    """The files of a run that can be fetched."""
 
     bucket: str
-    state: str
-    checkpoint: int | None
+    state: str  # `done`, `failed`, or `unfinished` when no end was recorded
+    checkpoint: int | None  # the step of the newest complete one; None when there is none
     files: tuple[StoredFile, ...]
 
 
 class StoredRecords(msgspec.Struct, frozen=True):
-    """The small files of a run, as text.
+    """The small files of a run, as text."""
 
-    Attributes:
-        texts: the content of each file by its name, with the time at which it was written.
-        checkpoint: the step of the newest stored checkpoint; 0 if there is none.
-    """
-
+    # the content of each file by its name, with the time at which it was written
     texts: dict[str, tuple[str, datetime | None]]
-    checkpoint: int
+    checkpoint: int  # the step of the newest stored checkpoint; 0 if there is none
 
     def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""

@@ -27,49 +27,32 @@ LONG_WAIT_SECONDS = 1200.0  # a shorter wait for a machine needs no explanation
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """Everything that is known about a job that has ended.
+    """Everything that is known about a job that has ended."""
 
-    Attributes:
-        stage, message: as the Hub states them.
-        failure: `train.failed.json` from the folder of the run, unchecked; None if it does not exist.
-        lines: the end of the log.
-        step: the last one; None before the first step.
-        memory_bytes: the peak memory that the program measured, by kind (`cuda`, `rss`).
-        trained: the complete result is in the bucket, however the job ended.
-    """
-
+    # stage, message: as the Hub states them
     stage: str
     message: str | None = None
-    failure: object = None
-    lines: tuple[str, ...] = ()
+    failure: object = None  # `train.failed.json` from the folder of the run, unchecked; None if it does not exist
+    lines: tuple[str, ...] = ()  # the end of the log
     flavor: str | None = None
     timeout_seconds: int | None = None
-    step: int | None = None
-    memory_bytes: dict[str, Number] = {}
-    trained: bool = False
+    step: int | None = None  # the last one; None before the first step
+    memory_bytes: dict[str, Number] = {}  # the peak memory that the program measured, by kind (`cuda`, `rss`)
+    trained: bool = False  # the complete result is in the bucket, however the job ended
 
 
 class Story(msgspec.Struct, frozen=True):
-    """What happened to a job, and what to do next.
+    """What happened to a job, and what to do next."""
 
-    Attributes:
-        code: a stable word for programs.
-        message: one sentence.
-        help: what would help.
-        remedy: what the next job needs: `again`, `time`, `gpu` (more GPU memory), `ram`, `credit`, `token`, `recipe`,
-            `data`, or `none` if no job would help.
-        exit_code: 3 does not fit, 4 no access, 8 the Hub was unavailable, 5 everything else.
-        got: the words that the explanation rests on.
-        next: commands, the best one first.
-    """
-
-    code: str
-    message: str
-    help: str
+    code: str  # a stable word for programs
+    message: str  # one sentence
+    help: str  # what would help
+    # what the next job needs: `again`, `time`, `gpu` (more GPU memory), `ram`, `credit`, `token`, `recipe`, `data`, or
+    # `none` if no job would help
     remedy: str = "again"
-    exit_code: int = 5
-    got: str = ""
-    next: tuple[str, ...] = ()
+    exit_code: int = 5  # 3 does not fit, 4 no access, 8 the Hub was unavailable, 5 everything else
+    got: str = ""  # the words that the explanation rests on
+    next: tuple[str, ...] = ()  # commands, the best one first
 
     def as_dict(self) -> dict[str, str]:
         return {"code": self.code, "message": self.message, "help": self.help, "got": self.got}

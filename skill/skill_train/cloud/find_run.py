@@ -29,20 +29,13 @@ _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
 
 class CloudRun(msgspec.Struct, frozen=True):
-    """A run in the cloud.
+    """A run in the cloud."""
 
-    Attributes:
-        name: the run as the user named it; the next commands use the same name.
-        run: the run directory; None if the user gave only the id of a job.
-        job: the last job, or the job whose id the user gave.
-        now: the job's state on the Hub, or DELETED if the Hub does not have it any more.
-    """
-
-    name: str
-    run: RunDir | None
+    name: str  # the run as the user named it; the next commands use the same name
+    run: RunDir | None  # the run directory; None if the user gave only the id of a job
     record: CloudRecord
-    job: CloudJob
-    now: Job
+    job: CloudJob  # the last job, or the job whose id the user gave
+    now: Job  # the job's state on the Hub, or DELETED if the Hub does not have it any more
 
     @property
     def word(self) -> str:

@@ -33,16 +33,11 @@ _MOUNT = "/dataset"
 
 @dataclass(frozen=True)
 class Listed:
-    """The files of a dataset by their path below the mount; the first one's first part is the dataset's own name.
-
-    Attributes:
-        picture_names: for each path of a picture in the rows its name among the files.
-        left_out: paths of files in the dataset's folder that do not belong to the dataset.
-    """
+    """The files of a dataset by their path below the mount; the first one's first part is the dataset's own name."""
 
     files: dict[str, Path]
-    picture_names: dict[str, str]
-    left_out: tuple[str, ...] = ()
+    picture_names: dict[str, str]  # for each path of a picture in the rows its name among the files
+    left_out: tuple[str, ...] = ()  # paths of files in the dataset's folder that do not belong to the dataset
 
     @property
     def pictures(self) -> frozenset[str]:
@@ -58,15 +53,10 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Staged(Listed):
-    """A local dataset that is ready for the upload.
+    """A local dataset that is ready for the upload."""
 
-    Attributes:
-        name: made from the content, so that the same files are uploaded only once.
-        digests: the SHA-256 of each file; `stamps`: its size and time of change before it was read.
-    """
-
-    name: str
-    digests: dict[str, str]
+    name: str  # made from the content, so that the same files are uploaded only once
+    digests: dict[str, str]  # the SHA-256 of each file; `stamps`: its size and time of change before it was read
     stamps: dict[str, tuple[int, int]]
 
 

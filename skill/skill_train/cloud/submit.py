@@ -31,21 +31,15 @@ from skill_train.run.plan_record import Plan
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be submitted.
+    """What is to be submitted."""
 
-    Attributes:
-        plan: the plan with its final timeout and `policy.hub_model_id`.
-        usd_per_hour: None if no price is known.
-        staged: local data; None for data on the Hub. `data_repo`: the dataset repository for it; None for the bucket.
-        max_cost: dollars that the job may never exceed; None if the user set no limit.
-    """
-
-    plan: Plan
+    plan: Plan  # the plan with its final timeout and `policy.hub_model_id`
     namespace: str
-    usd_per_hour: float | None
+    usd_per_hour: float | None  # None if no price is known
+    # local data; None for data on the Hub. `data_repo`: the dataset repository for it; None for the bucket.
     staged: Staged | None
     data_repo: str | None
-    max_cost: float | None = None
+    max_cost: float | None = None  # dollars that the job may never exceed; None if the user set no limit
 
     @property
     def plan_hash(self) -> str:
@@ -54,16 +48,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Sent:
-    """A job of a run.
-
-    Attributes:
-        stage: the last known stage on the Hub; None if the Hub did not answer.
-        reused: the job already existed.
-    """
+    """A job of a run."""
 
     record: CloudRecord
-    stage: str | None
-    reused: bool
+    stage: str | None  # the last known stage on the Hub; None if the Hub did not answer
+    reused: bool  # the job already existed
 
 
 class Upload(TypedDict):

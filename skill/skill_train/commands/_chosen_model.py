@@ -27,18 +27,12 @@ _FOLDERS = ("base", "adapter", "merged")
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model, and how it was trained to be asked.
+    """A model, and how it was trained to be asked."""
 
-    Attributes:
-        where: the run or the file, as the user named it.
-        raw: it was trained on text without a chat template, so its prompts have none.
-        folder: whose tokenizer and generation_config.json are the model's; None for a GGUF file alone.
-    """
-
-    where: Path
+    where: Path  # the run or the file, as the user named it
     model: Model
-    raw: bool = False
-    folder: Path | None = None
+    raw: bool = False  # it was trained on text without a chat template, so its prompts have none
+    folder: Path | None = None  # whose tokenizer and generation_config.json are the model's; None for a GGUF file alone
 
 
 def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -> Chosen:

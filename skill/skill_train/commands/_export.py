@@ -27,29 +27,19 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Export:
-    """What is converted, and where its files and records go.
-
-    Attributes:
-        types: that are wanted, in the order of the user.
-        matrix: the importance matrix that was asked for.
-        modelfile: the type that the Modelfile shall name; None leaves the one that it names.
-        mmproj: the type of the projector's file; None where there is none.
-        question: the device that the files are for; None for none.
-        run: None for a model folder. What follows is of runs alone.
-        mix: what a mix of types may weigh, or its types; None where none was asked for.
-    """
+    """What is converted, and where its files and records go."""
 
     model: Path
     out: Path
     records: Path
     name: str
-    types: list[str]
-    matrix: MatrixOrder
-    modelfile: str | None
-    mmproj: str | None
-    question: DeviceQuestion | None
-    run: RunDir | None = None
-    mix: MixTarget | MixFile | None = None
+    types: list[str]  # that are wanted, in the order of the user
+    matrix: MatrixOrder  # the importance matrix that was asked for
+    modelfile: str | None  # the type that the Modelfile shall name; None leaves the one that it names
+    mmproj: str | None  # the type of the projector's file; None where there is none
+    question: DeviceQuestion | None  # the device that the files are for; None for none
+    run: RunDir | None = None  # None for a model folder. What follows is of runs alone.
+    mix: MixTarget | MixFile | None = None  # what a mix of types may weigh, or its types; None where none was asked for
 
     @property
     def unquantized(self) -> list[str]:
@@ -114,15 +104,10 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
 
 @dataclass(frozen=True)
 class MatrixOrder:
-    """What was asked for, and what a matrix can be computed of.
+    """What was asked for, and what a matrix can be computed of."""
 
-    Attributes:
-        choice: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
-        run: whose rows are used; None for a model folder.
-    """
-
-    choice: str | None
-    run: RunDir | None
+    choice: str | None  # `auto`, `none` or a file; None leaves it to the measurement, where there is text
+    run: RunDir | None  # whose rows are used; None for a model folder
 
     @property
     def file(self) -> Path | None:

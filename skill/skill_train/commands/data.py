@@ -133,19 +133,12 @@ def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
 
 @dataclass(frozen=True)
 class _BaseModel:
-    """The model that was named, as far as it is known before its tokenizer is read.
+    """The model that was named, as far as it is known before its tokenizer is read."""
 
-    Attributes:
-        revision: its commit; of a folder what the recipe says.
-        images: it reads pictures, and is of a family whose pictures can be trained.
-        context: tokens that it was made for.
-        error: why the Hub did not answer.
-    """
-
-    revision: str | None = None
-    images: bool = False
-    context: int | None = None
-    error: SkillTrainError | None = None
+    revision: str | None = None  # its commit; of a folder what the recipe says
+    images: bool = False  # it reads pictures, and is of a family whose pictures can be trained
+    context: int | None = None  # tokens that it was made for
+    error: SkillTrainError | None = None  # why the Hub did not answer
 
 
 def _base_model(recipe: Recipe) -> _BaseModel:

@@ -60,17 +60,12 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The records of the steps.
-
-    Attributes:
-        exported: the GGUF files of the language model, by their names in the run.
-        projector: the file that each of them needs for pictures; empty for a model of text.
-    """
+    """The records of the steps."""
 
     trained: TrainRecord
     merged: MergeRecord
-    exported: dict[str, ExportedFile]
-    projector: dict[str, ExportedFile]
+    exported: dict[str, ExportedFile]  # the GGUF files of the language model, by their names in the run
+    projector: dict[str, ExportedFile]  # the file that each of them needs for pictures; empty for a model of text
     proof: Proof
 
 

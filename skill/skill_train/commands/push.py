@@ -54,18 +54,13 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class _Push:
-    """The files of a push, and what its card says.
-
-    Attributes:
-        facts: without the licence, which the Hub is asked for later.
-        left_out: files of the run that are not of a model or an adapter.
-    """
+    """The files of a push, and what its card says."""
 
     run: RunDir
     recipe: ResolvedRecipe
-    facts: CardFacts
+    facts: CardFacts  # without the licence, which the Hub is asked for later
     files: list[PushFile]
-    left_out: list[str]
+    left_out: list[str]  # files of the run that are not of a model or an adapter
 
     def data(self) -> dict[str, object]:
         return {

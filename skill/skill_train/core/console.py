@@ -31,20 +31,13 @@ _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
 @dataclass
 class Result:
-    """The answer of one command.
+    """The answer of one command."""
 
-    Attributes:
-        data: the `data` of the JSON answer.
-        human: prints the same for a person; receives a rich console on stdout.
-        quiet: the one value that `--format quiet` prints; empty if its lines were already printed.
-        next: the commands to run next.
-        error: set if the command did its work and the answer is "no" (a failed verification).
-    """
-
-    data: Mapping[str, object]
-    human: Callable[[Any], None] | None = None
-    quiet: str = ""
-    next: list[str] = field(default_factory=list)
+    data: Mapping[str, object]  # the `data` of the JSON answer
+    human: Callable[[Any], None] | None = None  # prints the same for a person; receives a rich console on stdout
+    quiet: str = ""  # the one value that `--format quiet` prints; empty if its lines were already printed
+    next: list[str] = field(default_factory=list)  # the commands to run next
+    # set if the command did its work and the answer is "no" (a failed verification)
     error: SkillTrainError | None = None
 
 

@@ -30,17 +30,12 @@ Send = Callable[[object], None]
 
 @dataclass
 class LiveWorker:
-    """The parent's side of a worker.
-
-    Attributes:
-        log: what native code said; it grows while the worker lives.
-        file: the GGUF file that it is about; empty for none.
-    """
+    """The parent's side of a worker."""
 
     module: str
     process: subprocess.Popen[str]
-    log: Path
-    file: str
+    log: Path  # what native code said; it grows while the worker lives
+    file: str  # the GGUF file that it is about; empty for none
 
     def send(self, request: object) -> None:
         """One request. A worker that has ended says so at the next `receive`."""

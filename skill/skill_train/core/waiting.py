@@ -20,20 +20,13 @@ NOTICE_SECONDS = 10.0  # between two notices about what the command waits for
 
 @dataclass
 class Waiting:
-    """The waiting of one command.
+    """The waiting of one command."""
 
-    Attributes:
-        say: shows one line to the user.
-        again: the command itself, for the hint of an error after the time ran out.
-        most: seconds that the command may wait in vain; `vain` is the number of seconds used.
-        end: the time of the monotonic clock by which the command needs its answer.
-    """
-
-    say: Callable[[str], None]
-    again: str = ""
-    most: float = math.inf
+    say: Callable[[str], None]  # shows one line to the user
+    again: str = ""  # the command itself, for the hint of an error after the time ran out
+    most: float = math.inf  # seconds that the command may wait in vain; `vain` is the number of seconds used
     vain: float = 0.0
-    end: float = math.inf
+    end: float = math.inf  # the time of the monotonic clock by which the command needs its answer
 
 
 _now = Waiting(lambda text: None)  # one command runs at a time; threads of the client report through this object too

@@ -23,25 +23,17 @@ _NONE = RefusedRows()
 
 @dataclass
 class Inspection:
-    """The dataset that is inspected, and the findings.
+    """The dataset that is inspected, and the findings."""
 
-    Attributes:
-        recipe: its dataset, and its mapping where it says one; `file` is where it was read.
-        row: a typical one; empty when no row could be read.
-        detected: the format for sft, even if its mapping is only a suggestion.
-        unread: columns of text that it leaves out, without the recipe saying so.
-        pictures: of the rows; None where they are read as text.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # its dataset, and its mapping where it says one; `file` is where it was read
     method: str
-    row: Row
+    row: Row  # a typical one; empty when no row could be read
     verdicts: dict[str, methods.Verdict]
-    detected: DetectedFormat | None
+    detected: DetectedFormat | None  # the format for sft, even if its mapping is only a suggestion
     survey: Survey
     file: Path | None = None
-    unread: tuple[str, ...] = ()
-    pictures: RowPictures | None = None
+    unread: tuple[str, ...] = ()  # columns of text that it leaves out, without the recipe saying so
+    pictures: RowPictures | None = None  # of the rows; None where they are read as text
 
     @property
     def verdict(self) -> methods.Verdict:

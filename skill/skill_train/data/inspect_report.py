@@ -72,18 +72,13 @@ class MethodReport(msgspec.Struct, frozen=True):
 
 
 class ProblemReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of problem. `refused` of its rows would end the training. Without a row, only the count is set.
-
-    Attributes:
-        first: the reason for the first row.
-        of_rows: the number of checked rows, if not all were checked.
-    """
+    """One kind of problem. `refused` of its rows would end the training. Without a row, only the count is set."""
 
     rows: int
     refused: int | UnsetType = UNSET
     lines: list[int] | UnsetType = UNSET
-    first: str | UnsetType = UNSET
-    of_rows: int | UnsetType = UNSET
+    first: str | UnsetType = UNSET  # the reason for the first row
+    of_rows: int | UnsetType = UNSET  # the number of checked rows, if not all were checked
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,58 +99,45 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The pictures of the rows that training takes.
-
-    Attributes:
-        rows: with pictures; `most` is the largest number in one row.
-        bytes: of their files.
-        largest: width and height of the one with most pixels.
-        rotated, grey, cmyk, transparent: those that training turns upright, and makes RGB on white.
-        mean_tokens, longest_tokens: of the pictures of a counted row, where a model was named.
-    """
+    """The pictures of the rows that training takes."""
 
     count: int
-    rows: int
+    rows: int  # with pictures; `most` is the largest number in one row
     most: int
-    bytes: int
-    largest: list[int] | None
+    bytes: int  # of their files
+    largest: list[int] | None  # width and height of the one with most pixels
+    # rotated, grey, cmyk, transparent: those that training turns upright, and makes RGB on white
     rotated: int
     grey: int
     cmyk: int
     transparent: int
+    # mean_tokens, longest_tokens: of the pictures of a counted row, where a model was named
     mean_tokens: float | UnsetType = UNSET
     longest_tokens: int | UnsetType = UNSET
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer.
-
-    Attributes:
-        bytes, sha256: of a file.
-        columns: the kinds of value of each.
-        format: None where nothing is known.
-        problems: None for one that is `unknown`, with the reason there.
-        pictures: of a dataset that has some, and whose model reads them or is not named.
-        fix: what `--fix` wrote.
-    """
+    """The answer."""
 
     path: str
+    # bytes, sha256: of a file
     bytes: int | None
     sha256: str | None
     rows: int
     usable_rows: int | None
-    columns: dict[str, str]
+    columns: dict[str, str]  # the kinds of value of each
     not_read: list[str]
-    format: MappingReport | None
+    format: MappingReport | None  # None where nothing is known
     method: str
     methods: dict[str, MethodReport]
     note: str
-    problems: dict[str, ProblemReport | None]
+    problems: dict[str, ProblemReport | None]  # None for one that is `unknown`, with the reason there
     unknown: dict[str, str]
     tokens: TokenReport | None
     example: str
+    # of a dataset that has some, and whose model reads them or is not named
     pictures: PictureReport | UnsetType = UNSET
-    fix: Fixed | UnsetType = UNSET
+    fix: Fixed | UnsetType = UNSET  # what `--fix` wrote
 
 
 def report(inspection: Inspection, counted: Counted) -> DataReport:

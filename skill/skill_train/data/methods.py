@@ -69,19 +69,14 @@ _LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one method.
-
-    Attributes:
-        columns: the dataset's name of each column by the method's name; empty if the method is impossible.
-        format: set only for sft.
-        guessed: the mapping rests on the order of the columns, or a text may hold its question.
-    """
+    """The verdict on one method."""
 
     verdict: Literal["ready", "needs_mapping", "impossible"]
     because: str
+    # the dataset's name of each column by the method's name; empty if the method is impossible
     columns: dict[str, str] = field(default_factory=dict)
-    format: str | None = None
-    guessed: bool = False
+    format: str | None = None  # set only for sft
+    guessed: bool = False  # the mapping rests on the order of the columns, or a text may hold its question
 
     @property
     def lines(self) -> list[str]:

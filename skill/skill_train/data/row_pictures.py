@@ -72,35 +72,23 @@ def problem_of(refusal: Refused) -> str:
 
 
 class PictureHeader(NamedTuple):
-    """What the header of a picture says.
+    """What the header of a picture says."""
 
-    Attributes:
-        size: once it is upright.
-        bytes: of the file.
-        traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
-    """
-
-    size: PictureSize
-    bytes: int
+    size: PictureSize  # once it is upright
+    bytes: int  # of the file
+    # of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
     traits: tuple[str, ...]
 
 
 class PictureFigures(msgspec.Struct):
-    """The pictures of all rows.
-
-    Attributes:
-        rows: those with pictures; `most` is the largest number in one row.
-        bytes: of their files, counted again in each row.
-        pixels: of all pictures, as they are stored.
-        largest: the one with most pixels.
-    """
+    """The pictures of all rows."""
 
     pictures: int = 0
-    rows: int = 0
+    rows: int = 0  # those with pictures; `most` is the largest number in one row
     most: int = 0
-    bytes: int = 0
-    pixels: int = 0
-    largest: PictureSize | None = None
+    bytes: int = 0  # of their files, counted again in each row
+    pixels: int = 0  # of all pictures, as they are stored
+    largest: PictureSize | None = None  # the one with most pixels
     traits: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, headers: list[PictureHeader]) -> None:

@@ -68,17 +68,12 @@ def scan(
 
 @dataclass
 class _Reading:
-    """How the rows so far are read.
-
-    Attributes:
-        names: the columns that they have, as far as a format can use them.
-        awaited: the optional columns that none of them has had.
-    """
+    """How the rows so far are read."""
 
     recipe: Recipe
     detected: DetectedFormat
-    names: dict[str, None]
-    awaited: set[str]
+    names: dict[str, None]  # the columns that they have, as far as a format can use them
+    awaited: set[str]  # the optional columns that none of them has had
     pictures: RowPictures | None
     check: Check = field(init=False)
 

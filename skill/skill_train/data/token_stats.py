@@ -43,17 +43,12 @@ _TOKENIZER_FILES = (
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Counted rows before any cut.
+    """Counted rows before any cut."""
 
-    Attributes:
-        rows: the rows of the dataset.
-        counted: `(tokens, trained tokens, position of the first trained token)` of each counted row, shortest first.
-        longest: the tokens of the row with most text, which need not be among the counted rows.
-    """
-
-    rows: int
+    rows: int  # the rows of the dataset
+    # `(tokens, trained tokens, position of the first trained token)` of each counted row, shortest first
     counted: list[tuple[int, int, int]]
-    longest: int
+    longest: int  # the tokens of the row with most text, which need not be among the counted rows
 
 
 def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:

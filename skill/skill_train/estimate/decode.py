@@ -26,20 +26,15 @@ _CACHE_BYTES = 2  # float16
 
 
 class Family(msgspec.Struct, frozen=True):
-    """How chips of a kind read their memory.
+    """How chips of a kind read their memory."""
 
-    Attributes:
-        share: of the bandwidth that quantized weights below 8 bits reach; `wide_share` those of 8 bits and more, which
-            take less work to unpack.
-        cache_share: of the bandwidth that the cache of keys and values reaches.
-        seconds_per_layer: to start the work of one layer.
-        range: the slowest and the fastest published row of such chips, relative to this estimate.
-    """
-
+    # of the bandwidth that quantized weights below 8 bits reach; `wide_share` those of 8 bits and more, which take less
+    # work to unpack
     share: float
     wide_share: float
-    cache_share: float
-    seconds_per_layer: float
+    cache_share: float  # of the bandwidth that the cache of keys and values reaches
+    seconds_per_layer: float  # to start the work of one layer
+    # the slowest and the fastest published row of such chips, relative to this estimate
     range: tuple[float, float] = (0.7, 1.4)
 
 

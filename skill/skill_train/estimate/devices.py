@@ -19,22 +19,14 @@ from skill_train.facts import MachineFacts
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Speeds of one kind of GPU or Apple chip.
+    """Speeds of one kind of GPU or Apple chip."""
 
-    Attributes:
-        name: a regular expression that matches its name, without maker and family.
-        half_tflops: float16 or bfloat16 with float32 accumulation, 1e12 operations a second.
-        float_tflops: float32.
-        gigabytes_per_second: memory bandwidth, 1e9 bytes.
-        sustained: the share of the peak that training code reaches, relative to an A100. It is below 1 for cards that
-            reach their power limit or that need larger batches (stas00's MAMF table; we judged it, and did not
-            measure).
-    """
-
-    name: str
-    half_tflops: float
-    float_tflops: float
-    gigabytes_per_second: float
+    name: str  # a regular expression that matches its name, without maker and family
+    half_tflops: float  # float16 or bfloat16 with float32 accumulation, 1e12 operations a second
+    float_tflops: float  # float32
+    gigabytes_per_second: float  # memory bandwidth, 1e9 bytes
+    # the share of the peak that training code reaches, relative to an A100. It is below 1 for cards that reach their
+    # power limit or that need larger batches (stas00's MAMF table; we judged it, and did not measure).
     sustained: float = 1.0
 
 

@@ -19,36 +19,22 @@ _MOST_TRIED = 2  # each takes as long to make and to measure as a k-quant
 
 
 class ShipLimits(msgspec.Struct, frozen=True):
-    """What the user asks for; None asks for nothing.
+    """What the user asks for; None asks for nothing."""
 
-    Attributes:
-        max_bytes: of the file.
-        max_kl: nats a token, against the model that was trained.
-        min_speed: tokens a second.
-    """
-
-    max_bytes: float | None = None
-    max_kl: float | None = None
-    min_speed: float | None = None
+    max_bytes: float | None = None  # of the file
+    max_kl: float | None = None  # nats a token, against the model that was trained
+    min_speed: float | None = None  # tokens a second
 
 
 class DeviceFile(msgspec.Struct, frozen=True):
-    """A file that could be shipped.
-
-    Attributes:
-        bytes: of the file, or of both files of a pair; None when the parameters are unknown.
-        memory: to run it; None when the shape of the model is unknown.
-        speed: tokens a second; None when the bandwidth is unknown.
-        kl: measured against the unquantized file, in nats a token; None before there is a file.
-        same_top1: measured share of the tokens whose most likely next token is the same.
-    """
+    """A file that could be shipped."""
 
     quant: str
-    bytes: Range | None
-    memory: Range | None
-    speed: Range | None
-    kl: float | None = None
-    same_top1: float | None = None
+    bytes: Range | None  # of the file, or of both files of a pair; None when the parameters are unknown
+    memory: Range | None  # to run it; None when the shape of the model is unknown
+    speed: Range | None  # tokens a second; None when the bandwidth is unknown
+    kl: float | None = None  # measured against the unquantized file, in nats a token; None before there is a file
+    same_top1: float | None = None  # measured share of the tokens whose most likely next token is the same
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -60,17 +46,11 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class FileToShip(msgspec.Struct, frozen=True):
-    """The file to ship, or why there is none.
+    """The file to ship, or why there is none."""
 
-    Attributes:
-        candidate: None when none fits.
-        because: one sentence.
-        problems: by quant; an empty list for a file that could be shipped.
-    """
-
-    candidate: DeviceFile | None
-    because: str
-    problems: dict[str, list[Problem]]
+    candidate: DeviceFile | None  # None when none fits
+    because: str  # one sentence
+    problems: dict[str, list[Problem]]  # by quant; an empty list for a file that could be shipped
 
 
 def estimated_file(

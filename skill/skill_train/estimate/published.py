@@ -18,21 +18,14 @@ _ON_TOP = ("fragmentation", "framework", "spread")
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """A published run with LoRA, and the upper ends of its estimate by these formulas, in bytes.
-
-    Attributes:
-        weights: the frozen weights.
-        trained: the trained weights with their gradients and the optimizer's state.
-        moving: what the forward and backward pass need.
-        took: the peak of the process, plus memory that this run saved and ours do not save.
-    """
+    """A published run with LoRA, and the upper ends of its estimate by these formulas, in bytes."""
 
     name: str
     four_bit: bool
-    weights: int
-    trained: int
-    moving: int
-    took: int
+    weights: int  # the frozen weights
+    trained: int  # the trained weights with their gradients and the optimizer's state
+    moving: int  # what the forward and backward pass need
+    took: int  # the peak of the process, plus memory that this run saved and ours do not save
 
 
 PROVEN = (

@@ -19,21 +19,13 @@ _BLOCKWISE = 2 * (1 + 4 / 256)  # two moments of a byte, and a float32 scale for
 
 
 class Optimizer(msgspec.Struct, frozen=True):
-    """The memory of one optimizer.
+    """The memory of one optimizer."""
 
-    Attributes:
-        copies: numbers that it keeps for each parameter, in the parameter's own type.
-        fixed: bytes that it keeps for each parameter, whatever the type.
-        factored: it keeps only a row and a column of each matrix, in float32.
-        paged: its state may be in host memory.
-        temporaries: copies of all parameters that exist during a step.
-    """
-
-    copies: int = 0
-    fixed: float = 0.0
-    factored: bool = False
-    paged: bool = False
-    temporaries: int = 0
+    copies: int = 0  # numbers that it keeps for each parameter, in the parameter's own type
+    fixed: float = 0.0  # bytes that it keeps for each parameter, whatever the type
+    factored: bool = False  # it keeps only a row and a column of each matrix, in float32
+    paged: bool = False  # its state may be in host memory
+    temporaries: int = 0  # copies of all parameters that exist during a step
 
     def state(self, each: int, *, is_embedding: bool = False) -> float:
         """Bytes kept for one parameter of `each` bytes. If the optimizer keeps 8 bits, transformers' trainer makes it
@@ -77,24 +69,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class MicroStep(msgspec.Struct, frozen=True):
-    """One forward and backward pass on one device.
-
-    Attributes:
-        rows, length: the size of the batch in rows and tokens; rows are padded to the longest.
-        trained_share: the share of the tokens that the loss counts.
-        shards: the processes that share the weights (FSDP); 1 if each process has all weights.
-        offload: sharded weights and optimizer states stay in host memory until they are needed.
-        full: every weight trains, in float32 with autocast in `dtype`, or with `pure_bf16` completely in bfloat16.
-        optim: the optimizer, as the recipe names it.
-        modules_to_save: modules that train whole beside the adapter.
-        dora: the adapter has magnitudes.
-        accumulates: gradients of earlier micro-steps already exist.
-        images: rows have pictures. `pictures` are their tokens; None where these are unknown.
-        tower_trains, projector_trains: gradients pass through the vision tower, or the projector behind it.
-    """
+    """One forward and backward pass on one device."""
 
     device: str
     dtype: str
+    # rows, length: the size of the batch in rows and tokens; rows are padded to the longest
     rows: int
     length: int
     checkpointing: bool
@@ -102,17 +81,19 @@ class MicroStep(msgspec.Struct, frozen=True):
     lora_r: int = 16
     lora_dropout: float = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    trained_share: float = 1.0
-    shards: int = 1
-    offload: bool = False
+    trained_share: float = 1.0  # the share of the tokens that the loss counts
+    shards: int = 1  # the processes that share the weights (FSDP); 1 if each process has all weights
+    offload: bool = False  # sharded weights and optimizer states stay in host memory until they are needed
+    # every weight trains, in float32 with autocast in `dtype`, or with `pure_bf16` completely in bfloat16
     full: bool = False
     pure_bf16: bool = False
-    optim: str = "adamw_torch_fused"
-    modules_to_save: tuple[str, ...] = ()
-    dora: bool = False
-    accumulates: bool = True
-    images: bool = False
+    optim: str = "adamw_torch_fused"  # the optimizer, as the recipe names it
+    modules_to_save: tuple[str, ...] = ()  # modules that train whole beside the adapter
+    dora: bool = False  # the adapter has magnitudes
+    accumulates: bool = True  # gradients of earlier micro-steps already exist
+    images: bool = False  # rows have pictures. `pictures` are their tokens; None where these are unknown.
     pictures: PictureTokenFacts | None = None
+    # tower_trains, projector_trains: gradients pass through the vision tower, or the projector behind it
     tower_trains: bool = False
     projector_trains: bool = False
 

@@ -35,23 +35,15 @@ _GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 
 class TargetDevice(msgspec.Struct, frozen=True):
-    """A device.
-
-    Attributes:
-        family: of `decode.FAMILIES`: how much of the bandwidth such chips reach.
-        memory_bytes: all of it. `usable_bytes` is what a program may use, from the least to the most.
-        gigabytes_per_second: the bandwidth of the memory, 10^9 bytes; None when it is not known.
-        reasons: where each value comes from, in sentences.
-        reached: 10^9 bytes a second that weights were read with, where `bench` measured it.
-    """
+    """A device."""
 
     name: str
-    family: str
-    memory_bytes: float
+    family: str  # of `decode.FAMILIES`: how much of the bandwidth such chips reach
+    memory_bytes: float  # all of it. `usable_bytes` is what a program may use, from the least to the most.
     usable_bytes: tuple[float, float]
-    gigabytes_per_second: float | None
-    reasons: tuple[str, ...]
-    reached: float | None = None
+    gigabytes_per_second: float | None  # the bandwidth of the memory, 10^9 bytes; None when it is not known
+    reasons: tuple[str, ...]  # where each value comes from, in sentences
+    reached: float | None = None  # 10^9 bytes a second that weights were read with, where `bench` measured it
 
 
 class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -58,21 +58,14 @@ _CALIBRATED = {True: 1.25, False: 1.6}  # the key says whether the measured run 
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """What a whole training does.
+    """What a whole training does."""
 
-    Attributes:
-        steps: optimizer steps; accumulation: micro-steps in each.
-        row_tokens: the mean tokens of a row after cutting, `(low, high)`.
-        rows: rows that are read and tokenized.
-        local_weights: the model's files are already on this machine.
-        start_seconds: the time before the program runs: zero here; in the cloud for the image and the installation.
-    """
-
-    steps: int
+    steps: int  # optimizer steps; accumulation: micro-steps in each
     accumulation: int
-    row_tokens: tuple[float, float]
-    rows: int
-    local_weights: bool
+    row_tokens: tuple[float, float]  # the mean tokens of a row after cutting, `(low, high)`
+    rows: int  # rows that are read and tokenized
+    local_weights: bool  # the model's files are already on this machine
+    # the time before the program runs: zero here; in the cloud for the image and the installation
     start_seconds: tuple[float, float] = (0, 0)
 
 

@@ -44,21 +44,14 @@ _ROOM = 1.3  # memory for the fp32 weights and the rows, as a multiple of the we
 
 @dataclass(frozen=True)
 class Model:
-    """A model to ask: a folder, a folder with an adapter on top, or a GGUF file.
+    """A model to ask: a folder, a folder with an adapter on top, or a GGUF file."""
 
-    Attributes:
-        name: in the tables.
-        merged: the adapter that is already merged into the folder.
-        pictures: where those of the questions lie; None for a run of text.
-        projector: the file that reads pictures for a GGUF file; None where there is none.
-    """
-
-    name: str
+    name: str  # in the tables
     path: Path
     adapter: Path | None = None
-    merged: Path | None = None
-    pictures: RunPictures | None = None
-    projector: Path | None = None
+    merged: Path | None = None  # the adapter that is already merged into the folder
+    pictures: RunPictures | None = None  # where those of the questions lie; None for a run of text
+    projector: Path | None = None  # the file that reads pictures for a GGUF file; None where there is none
 
     @property
     def is_gguf(self) -> bool:
@@ -67,42 +60,27 @@ class Model:
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out row.
+    """One held-out row."""
 
-    Attributes:
-        ids: the whole row, as the trainer would have been fed it.
-        trained: positions in `ids` whose token the trainer would have been taught; never 0.
-        prompt: ids before the row's last answer; empty when the row asks nothing.
-        answer: ids of that answer.
-        most: tokens that an answer may have.
-        turns: what is asked about pictures; None for a row of text.
-    """
-
-    ids: list[int]
-    trained: list[int]
-    prompt: list[int]
-    answer: list[int]
-    most: int
-    turns: PictureTurns | None = None
+    ids: list[int]  # the whole row, as the trainer would have been fed it
+    trained: list[int]  # positions in `ids` whose token the trainer would have been taught; never 0
+    prompt: list[int]  # ids before the row's last answer; empty when the row asks nothing
+    answer: list[int]  # ids of that answer
+    most: int  # tokens that an answer may have
+    turns: PictureTurns | None = None  # what is asked about pictures; None for a row of text
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What one model replied, in the order of the questions.
-
-    Attributes:
-        losses: -log p in nats, summed over a row's trained tokens; None where it is not a finite number.
-        answers: ids of the greedy answer; empty for a row that asks nothing.
-        tokens_per_second: answer tokens divided by the time of answering, which includes reading the prompt.
-        reason: why nothing was measured. Then `losses` and `answers` are empty.
-    """
+    """What one model replied, in the order of the questions."""
 
     backend: str
     device: str
+    # -log p in nats, summed over a row's trained tokens; None where it is not a finite number
     losses: list[float | None]
-    answers: list[list[int]]
-    tokens_per_second: float | None
-    reason: str = ""
+    answers: list[list[int]]  # ids of the greedy answer; empty for a row that asks nothing
+    tokens_per_second: float | None  # answer tokens divided by the time of answering, which includes reading the prompt
+    reason: str = ""  # why nothing was measured. Then `losses` and `answers` are empty.
 
 
 Ask = Callable[[Model, list[Question], Progress], Replies]

@@ -19,21 +19,15 @@ _SAME_SCORE = 1e-6  # of the larger score, for sums in another order. Only the u
 
 @dataclass(frozen=True)
 class ModelReplies:
-    """One model's replies, judged.
-
-    Attributes:
-        why: the reason for this backend.
-        exact: 1 or 0 for each row that asked.
-        scores: the second score of the same rows; None if a row cannot be scored. Empty without a second score.
-        texts: the answers to those rows.
-    """
+    """One model's replies, judged."""
 
     model: Model
-    why: str
+    why: str  # the reason for this backend
     replies: Replies
-    exact: list[float]
+    exact: list[float]  # 1 or 0 for each row that asked
+    # the second score of the same rows; None if a row cannot be scored. Empty without a second score.
     scores: list[float | None]
-    texts: list[str]
+    texts: list[str]  # the answers to those rows
 
 
 def figures(judged: ModelReplies, questions: list[Question]) -> ModelFigures:

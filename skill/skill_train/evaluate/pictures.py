@@ -23,15 +23,10 @@ from skill_train.run.train_record import Row
 
 @dataclass(frozen=True)
 class RunPictures:
-    """Where the pictures of the rows lie, and what reads them.
+    """Where the pictures of the rows lie, and what reads them."""
 
-    Attributes:
-        folder: of the run.
-        image: the folder whose tokenizer and image processor read them, and how the recipe does.
-    """
-
-    folder: Path
-    image: ImageModel
+    folder: Path  # of the run
+    image: ImageModel  # the folder whose tokenizer and image processor read them, and how the recipe does
 
     def read_by(self, tokenizer: Any) -> Pictures:
         return Pictures(self.image, tokenizer, self.folder)
@@ -51,18 +46,13 @@ def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
 
 @dataclass(frozen=True)
 class PictureTurns:
-    """The turns before an answer, and their pictures.
+    """The turns before an answer, and their pictures."""
 
-    Attributes:
-        messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
-        images: files in the folder of the run.
-        image_sha256: of these files.
-    """
-
+    # as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
     messages: list[JsonObject]
     tools: list[Any] | None
-    images: list[str]
-    image_sha256: list[str]
+    images: list[str]  # files in the folder of the run
+    image_sha256: list[str]  # of these files
 
 
 def turns_of(row: Row) -> PictureTurns | None:

@@ -22,19 +22,12 @@ _PATTERN_SECONDS = 10.0  # for all answers
 
 @dataclass(frozen=True)
 class Scoring:
-    """How answers are scored beside exact match.
+    """How answers are scored beside exact match."""
 
-    Attributes:
-        name: `exact` (nothing beside it), `regex`, `json` or `own`.
-        pattern: for `regex`. Its first group, or else the whole match, counts in an answer.
-        scorer: for `own`: the user's file.
-        source: what it held when the command began; an edit would score the next model in another way.
-    """
-
-    name: str = "exact"
-    pattern: str | None = None
-    scorer: Path | None = None
-    source: bytes = b""
+    name: str = "exact"  # `exact` (nothing beside it), `regex`, `json` or `own`
+    pattern: str | None = None  # for `regex`. Its first group, or else the whole match, counts in an answer.
+    scorer: Path | None = None  # for `own`: the user's file
+    source: bytes = b""  # what it held when the command began; an edit would score the next model in another way
 
     @property
     def digest(self) -> FileDigest | None:

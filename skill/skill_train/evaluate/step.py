@@ -39,24 +39,16 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Models, the rows to ask them, and how replies are scored.
+    """Models, the rows to ask them, and how replies are scored."""
 
-    Attributes:
-        models: the base first if there is one, then the tuned model, then files made of it. Their names differ.
-        rows: of `held_out.jsonl`.
-        loss_on: of the recipe. With `all`, rows have no separate answer, so none is asked for.
-        most_rows: how many rows to take, spread evenly over the file.
-        tokenizer_of: folder whose tokenizer turns ids into text.
-        backend: of folders: auto, transformers or vllm.
-    """
-
+    # the base first if there is one, then the tuned model, then files made of it. Their names differ.
     models: list[Model]
-    rows: list[Row]
-    loss_on: str
-    most_rows: int
-    tokenizer_of: Path
+    rows: list[Row]  # of `held_out.jsonl`
+    loss_on: str  # of the recipe. With `all`, rows have no separate answer, so none is asked for.
+    most_rows: int  # how many rows to take, spread evenly over the file
+    tokenizer_of: Path  # folder whose tokenizer turns ids into text
     scoring: Scoring
-    backend: str
+    backend: str  # of folders: auto, transformers or vllm
     record: Path
 
 

@@ -26,13 +26,9 @@ class VllmJob(msgspec.Struct, frozen=True):
 
 
 class VllmResult(msgspec.Struct, frozen=True):
-    """The losses and answers, in the order of the job.
+    """The losses and answers, in the order of the job."""
 
-    Attributes:
-        losses: the sum of -log p in nats over each row's trained tokens; None where it is not finite.
-    """
-
-    losses: list[float | None]
+    losses: list[float | None]  # the sum of -log p in nats over each row's trained tokens; None where it is not finite
     answers: list[list[int]]
     answer_seconds: float
 

@@ -48,20 +48,13 @@ _LONG_BYTES = 2_000_000_000
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """A model folder, and the GGUF file to make of it.
+    """A model folder, and the GGUF file to make of it."""
 
-    Attributes:
-        model: a folder with config.json, safetensors weights and tokenizer files.
-        out: the folder for the file.
-        record: the path of `convert.json`.
-        outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
-    """
-
-    model: Path
-    out: Path
-    record: Path
+    model: Path  # a folder with config.json, safetensors weights and tokenizer files
+    out: Path  # the folder for the file
+    record: Path  # the path of `convert.json`
     name: str
-    outtype: str
+    outtype: str  # `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
     toolchain: Toolchain
 
 

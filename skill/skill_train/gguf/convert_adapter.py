@@ -41,19 +41,14 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class AdapterExportRequest:
-    """An adapter, and the GGUF file to make of it.
+    """An adapter, and the GGUF file to make of it."""
 
-    Attributes:
-        base: the base model's folder; its weights are not read.
-        outtype: `f32`, `f16`, `bf16` or `q8_0`.
-    """
-
-    base: Path
+    base: Path  # the base model's folder; its weights are not read
     adapter: Path
     out: Path
     record: Path
     name: str
-    outtype: str
+    outtype: str  # `f32`, `f16`, `bf16` or `q8_0`
     toolchain: Toolchain
 
     @property

@@ -32,19 +32,14 @@ _WORK_BYTES = 700_000_000  # as `verify` counts for one file of llama.cpp
 
 @dataclass(frozen=True)
 class Matrix:
-    """The importance matrix of an export.
-
-    Attributes:
-        texts: other text, token ids, to compare files with and without it on. Empty: nothing is compared.
-        is_explicit: it is used by every type that takes one, and not only where it helps or is needed.
-        missing: matrices of the model that it says nothing about.
-    """
+    """The importance matrix of an export."""
 
     file: Path
     use: MatrixUse
+    # other text, token ids, to compare files with and without it on. Empty: nothing is compared.
     texts: list[list[int]] = field(default_factory=list)
-    is_explicit: bool = False
-    missing: list[str] = field(default_factory=list)
+    is_explicit: bool = False  # it is used by every type that takes one, and not only where it helps or is needed
+    missing: list[str] = field(default_factory=list)  # matrices of the model that it says nothing about
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,10 @@ _NOMINAL = ((2.9, "q2_k"), (3.7, "q3_k_m"), (5.2, "q4_k_m"), (6.1, "q5_k_m"), (7
 
 @dataclass(frozen=True)
 class MixTarget:
-    """The size that a mix may have. One of the two is set.
+    """The size that a mix may have. One of the two is set."""
 
-    Attributes:
-        most_bytes: of the whole file.
-        bits: bits per weight, over all matrices.
-    """
-
-    most_bytes: int | None = None
-    bits: float | None = None
+    most_bytes: int | None = None  # of the whole file
+    bits: float | None = None  # bits per weight, over all matrices
 
     @property
     def name(self) -> str:
@@ -55,19 +50,13 @@ class MixTarget:
 
 @dataclass(frozen=True)
 class Mix:
-    """A mix for the quantizer.
-
-    Attributes:
-        nominal: the type that the file's metadata states, because a number must stand there.
-        texts: other text to measure the finished file on.
-        origin: what the record says of where the types come from.
-    """
+    """A mix for the quantizer."""
 
     types: dict[str, str]
-    nominal: str
+    nominal: str  # the type that the file's metadata states, because a number must stand there
     most_bytes: int | None
-    texts: list[list[int]]
-    origin: QuantizedFile
+    texts: list[list[int]]  # other text to measure the finished file on
+    origin: QuantizedFile  # what the record says of where the types come from
 
 
 def identity(types: Mapping[str, str]) -> str:
@@ -77,17 +66,13 @@ def identity(types: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class MixRequest:
-    """An unquantized GGUF file, what the mix may weigh, and the text to measure on.
-
-    Attributes:
-        file: where the figures of each matrix are kept.
-    """
+    """An unquantized GGUF file, what the mix may weigh, and the text to measure on."""
 
     source: Path
     target: MixTarget
     matrix: Matrix | None
     texts: RunTexts
-    file: Path
+    file: Path  # where the figures of each matrix are kept
 
 
 def choose_mix(request: MixRequest, progress: Bar) -> Mix:

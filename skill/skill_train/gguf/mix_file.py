@@ -27,17 +27,12 @@ _LEAST_BLOCK = 32  # a matrix whose rows are not a multiple of it fits no type, 
 
 @dataclass(frozen=True)
 class MixFile:
-    """The types of a mix, by matrix, and where they were read from.
-
-    Attributes:
-        most_bytes: of the whole file; None asks for nothing.
-        bits: a weight of all matrices; None where no size was named.
-    """
+    """The types of a mix, by matrix, and where they were read from."""
 
     types: dict[str, str]
     source: MixSource
-    most_bytes: int | None = None
-    bits: float | None = None
+    most_bytes: int | None = None  # of the whole file; None asks for nothing
+    bits: float | None = None  # a weight of all matrices; None where no size was named
 
     @property
     def name(self) -> str:

@@ -50,24 +50,16 @@ _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loade
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """An unquantized GGUF file, and the types to make of it.
+    """An unquantized GGUF file, and the types to make of it."""
 
-    Attributes:
-        source: an unquantized GGUF file.
-        quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
-        matrix: an importance matrix for the types that take one.
-        mixes: types of their own by the name that stands in the file's name.
-        without_matrix: a file that was made with one is not reused.
-    """
-
-    source: Path
+    source: Path  # an unquantized GGUF file
     out: Path
     record: Path
     name: str
-    quants: list[str]
-    matrix: Matrix | None = None
-    without_matrix: bool = False
-    mixes: dict[str, Mix] = field(default_factory=dict)
+    quants: list[str]  # names of types, such as `q4_k_m`; upper case and `-` are understood
+    matrix: Matrix | None = None  # an importance matrix for the types that take one
+    without_matrix: bool = False  # a file that was made with one is not reused
+    mixes: dict[str, Mix] = field(default_factory=dict)  # types of their own by the name that stands in the file's name
 
 
 def quantize(request: QuantizeRequest, *, progress: Bar, warn: Warn) -> StepResult[ExportRecord]:
@@ -202,18 +194,14 @@ def _matrix_for(request: QuantizeRequest, quant: str, needed: bool, judge: Judge
 
 @dataclass(frozen=True)
 class _ToMake:
-    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is.
-
-    Attributes:
-        compares: the file without the matrix is kept where that is nearer.
-    """
+    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is."""
 
     quant: str
     job: QuantizeJob
     file: Path
     plan: DryRun
     matrix: Matrix | None
-    compares: bool
+    compares: bool  # the file without the matrix is kept where that is nearer
     mix: Mix | None
     judge: Judge | None
 

@@ -37,35 +37,23 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class QuantizeJob(TypedDict):
-    """The types to quantize `source` to. Without `out` nothing is written, and there may be several types.
-
-    Attributes:
-        types: llama.cpp's number of each type by its name.
-        matrix: the file of an importance matrix.
-        tensor_types: the type of every matrix by its name, in place of llama.cpp's own choice.
-        metadata: texts and whole numbers that the file is to state.
-    """
+    """The types to quantize `source` to. Without `out` nothing is written, and there may be several types."""
 
     source: str
-    types: dict[str, int]
+    types: dict[str, int]  # llama.cpp's number of each type by its name
     out: str
-    matrix: NotRequired[str]
+    matrix: NotRequired[str]  # the file of an importance matrix
+    # the type of every matrix by its name, in place of llama.cpp's own choice
     tensor_types: NotRequired[dict[str, str]]
-    metadata: NotRequired[dict[str, str]]
+    metadata: NotRequired[dict[str, str]]  # texts and whole numbers that the file is to state
 
 
 class DryRun(TypedDict):
-    """What llama.cpp would do for one type.
+    """What llama.cpp would do for one type."""
 
-    Attributes:
-        size_bytes: the size of the tensors' data, to a hundredth of a MiB.
-        changed: the number of tensors that get another type.
-        targets: these tensors, each with its type.
-    """
-
-    size_bytes: int
-    changed: int
-    targets: dict[str, str]
+    size_bytes: int  # the size of the tensors' data, to a hundredth of a MiB
+    changed: int  # the number of tensors that get another type
+    targets: dict[str, str]  # these tensors, each with its type
     fallbacks: list[Fallback]
     needs_imatrix: bool
 

@@ -13,27 +13,20 @@ from skill_train.hub.errors import GARBLED, HubResource, KeptAway, understood
 
 @dataclass(frozen=True)
 class Account:
-    """The account that the token on this machine belongs to, and its permissions.
+    """The account that the token on this machine belongs to, and its permissions."""
 
-    Attributes:
-        state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
-        name, role: set for a valid token. The role is the Hub's word, such as `write` or `fineGrained`.
-        can_write, can_run_jobs: whether the token has the permission anywhere; None if that is unknown.
-        why: the reason for `unchecked`, or for a text that is not a token; `status`: the status of the Hub's answer, if
-            any.
-        orgs: names of the organisations of the owner.
-        scopes: for a fine-grained token, `(user, organisation or repository, permissions)`; an empty name means
-            everywhere.
-    """
-
-    state: str
+    state: str  # `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer)
+    # name, role: set for a valid token. The role is the Hub's word, such as `write` or `fineGrained`.
     name: str = ""
     role: str = ""
+    # can_write, can_run_jobs: whether the token has the permission anywhere; None if that is unknown
     can_write: bool | None = None
     can_run_jobs: bool | None = None
+    # the reason for `unchecked`, or for a text that is not a token; `status`: the status of the Hub's answer, if any
     why: str = ""
     status: int | None = None
-    orgs: tuple[str, ...] = ()
+    orgs: tuple[str, ...] = ()  # names of the organisations of the owner
+    # for a fine-grained token, `(user, organisation or repository, permissions)`; an empty name means everywhere
     scopes: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def may(self, permission: str, where: str) -> bool | None:

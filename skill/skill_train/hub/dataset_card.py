@@ -31,16 +31,11 @@ _SHARD = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}.*")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a dataset.
-
-    Attributes:
-        files: the repository's data files by split.
-        rows: the number of rows by split as the card states it; empty if the card does not.
-    """
+    """One configuration of a dataset."""
 
     name: str
-    files: Mapping[str, list[str]]
-    rows: Mapping[str, int]
+    files: Mapping[str, list[str]]  # the repository's data files by split
+    rows: Mapping[str, int]  # the number of rows by split as the card states it; empty if the card does not
 
 
 def configuration(card: Mapping[str, Any], names: Iterable[str], *, chosen: str | None, dataset: str) -> Configuration:

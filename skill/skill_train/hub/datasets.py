@@ -26,16 +26,11 @@ _CONVERTED = "refs/convert/parquet"  # the revision with the Hub's own Parquet c
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the Hub, as far as it was read.
-
-    Attributes:
-        first: rows from the start of the split, in which tokens are counted.
-        pictures: those of the rows; None where the model reads text.
-    """
+    """A dataset on the Hub, as far as it was read."""
 
     facts: DatasetFacts
-    first: tuple[Row, ...]
-    pictures: FirstPictures | None = None
+    first: tuple[Row, ...]  # rows from the start of the split, in which tokens are counted
+    pictures: FirstPictures | None = None  # those of the rows; None where the model reads text
 
 
 def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool = False) -> HubDataset:

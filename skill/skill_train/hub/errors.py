@@ -33,15 +33,10 @@ class KeptAway(Temporary):
 
 @dataclass(frozen=True)
 class HubResource:
-    """What a request is about, for its messages.
+    """What a request is about, for its messages."""
 
-    Attributes:
-        kind: `model`, `dataset` or another noun.
-        name: the id on the Hub; empty if the request is not about a repository.
-    """
-
-    kind: str
-    name: str = ""
+    kind: str  # `model`, `dataset` or another noun
+    name: str = ""  # the id on the Hub; empty if the request is not about a repository
 
     def __str__(self) -> str:
         return f"the {self.kind} {self.name}".strip()

@@ -25,30 +25,22 @@ LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The Hub's description of a job.
+    """The Hub's description of a job."""
 
-    Attributes:
-        id: 24 hex digits.
-        stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
-        message: the Hub's sentence about the end of the job; only it contains the exit code.
-        bucket: `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start.
-        mounts: its other volumes.
-        running_seconds: by the Hub's clock, until now or its end; None if the Hub does not say.
-    """
-
-    id: str
+    id: str  # 24 hex digits
     namespace: str
     url: str
-    stage: str
-    message: str | None
+    stage: str  # one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED
+    message: str | None  # the Hub's sentence about the end of the job; only it contains the exit code
     flavor: str | None
     labels: dict[str, str]
+    # `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start
     bucket: tuple[str, str] | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    mounts: tuple[Mount, ...] = ()
-    running_seconds: int | None = None
+    mounts: tuple[Mount, ...] = ()  # its other volumes
+    running_seconds: int | None = None  # by the Hub's clock, until now or its end; None if the Hub does not say
 
     @property
     def live(self) -> bool:

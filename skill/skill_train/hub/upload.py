@@ -54,21 +54,14 @@ class PushFile:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """The result of an upload.
-
-    Attributes:
-        commit: the id of the commit.
-        created: the repository is new.
-        reused: the repository already had all files.
-        private: the repository is private. The visibility of an existing repository does not change.
-        other_weights: files of weights that the repository had before and that are not of this upload.
-    """
+    """The result of an upload."""
 
     url: str
-    commit: str
-    created: bool
-    reused: bool
-    private: bool
+    commit: str  # the id of the commit
+    created: bool  # the repository is new
+    reused: bool  # the repository already had all files
+    private: bool  # the repository is private. The visibility of an existing repository does not change.
+    # files of weights that the repository had before and that are not of this upload
     other_weights: tuple[str, ...] = ()
 
 
@@ -171,14 +164,10 @@ def public_refusal(repo: str) -> DecisionNeeded:
 
 
 class PushAccess(TypedDict):
-    """The state of a push target; a value is None if it could not be checked.
-
-    Attributes:
-        repository: `new`, `private` or `public`.
-    """
+    """The state of a push target; a value is None if it could not be checked."""
 
     account: str | None
-    repository: str | None
+    repository: str | None  # `new`, `private` or `public`
     may_write: bool | None
 
 

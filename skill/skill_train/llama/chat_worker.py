@@ -33,55 +33,36 @@ _MOST_OF_A_PICTURE = 4096  # tokens; those that look at each other must be read 
 
 
 class ChatJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The file to load.
-
-    Attributes:
-        projector: the file that reads pictures for it; None where there is none.
-        context_tokens: of a prompt with its answer.
-        device: `cpu` or `gpu`; None for the GPU where llama.cpp has one. A projector stays on the processor.
-    """
+    """The file to load."""
 
     gguf: str
-    projector: str | None = None
-    context_tokens: int
+    projector: str | None = None  # the file that reads pictures for it; None where there is none
+    context_tokens: int  # of a prompt with its answer
     threads: int
+    # `cpu` or `gpu`; None for the GPU where llama.cpp has one. A projector stays on the processor.
     device: str | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        text: with llama.cpp's marker in place of each picture. Special tokens are recognised.
-        add_special: the tokenizer adds its own tokens, as to plain text.
-        pictures: files in `folder`.
-        most: tokens that the answer may have; the context may have room for fewer.
-    """
-
-    text: str
-    add_special: bool
-    pictures: list[str]
+    text: str  # with llama.cpp's marker in place of each picture. Special tokens are recognised.
+    add_special: bool  # the tokenizer adds its own tokens, as to plain text
+    pictures: list[str]  # files in `folder`
     folder: str
     sampling: Sampling
-    most: int
+    most: int  # tokens that the answer may have; the context may have room for fewer
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, when all of its text was sent.
-
-    Attributes:
-        prompt_ids: of the whole prompt; without those of pictures.
-        prompt_tokens: of the prompt, with those of pictures.
-        stopped: it ended with a token that ends answers.
-        seconds: with the reading of the prompt.
-    """
+    """An answer, when all of its text was sent."""
 
     text: str
-    prompt_ids: list[int]
-    prompt_tokens: int
+    prompt_ids: list[int]  # of the whole prompt; without those of pictures
+    prompt_tokens: int  # of the prompt, with those of pictures
     tokens: int
-    stopped: bool
-    seconds: float
+    stopped: bool  # it ended with a token that ends answers
+    seconds: float  # with the reading of the prompt
 
 
 def most_tokens(most: int, prompt: int, room: int) -> int:

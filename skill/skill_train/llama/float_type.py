@@ -25,17 +25,11 @@ _KEEP_BITS = (
 
 @dataclass(frozen=True)
 class WeightType:
-    """The chosen type and the reason.
+    """The chosen type and the reason."""
 
-    Attributes:
-        outtype: `f16`, `bf16`, `f32` or `q8_0`.
-        reason: one sentence.
-        largest_weight: the largest |weight| of all matrices; None if the checkpoint stores no plain floats.
-    """
-
-    outtype: str
-    reason: str
-    largest_weight: float | None
+    outtype: str  # `f16`, `bf16`, `f32` or `q8_0`
+    reason: str  # one sentence
+    largest_weight: float | None  # the largest |weight| of all matrices; None if the checkpoint stores no plain floats
 
 
 def choose(weights: dict[str, StoredTensor], requested: str) -> WeightType:

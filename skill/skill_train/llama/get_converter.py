@@ -51,17 +51,11 @@ class _Manifest(TypedDict):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A llama.cpp source folder with a converter.
+    """A llama.cpp source folder with a converter."""
 
-    Attributes:
-        folder: contains the converters and their packages.
-        source: `--llama-cpp`, `cached` or `PATH`.
-        version: the llama-cpp-python release that it came with; None if it came from elsewhere.
-    """
-
-    folder: Path
-    source: str
-    version: str | None
+    folder: Path  # contains the converters and their packages
+    source: str  # `--llama-cpp`, `cached` or `PATH`
+    version: str | None  # the llama-cpp-python release that it came with; None if it came from elsewhere
 
     def architectures(self) -> frozenset[str]:
         """The architectures of its own registry, TEXT_MODEL_MAP."""

@@ -30,20 +30,13 @@ Value = str | int | float | list[str] | list[int] | list[float]  # a value of th
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of the file.
-
-    Attributes:
-        shape: in GGUF's order, row length first.
-        kind: the name of the storage type, such as `Q4_K`.
-        offset: the position of its first byte in the file.
-        n_bytes: the bytes of its data.
-    """
+    """One tensor of the file."""
 
     name: str
-    shape: tuple[int, ...]
-    kind: str
-    offset: int
-    n_bytes: int
+    shape: tuple[int, ...]  # in GGUF's order, row length first
+    kind: str  # the name of the storage type, such as `Q4_K`
+    offset: int  # the position of its first byte in the file
+    n_bytes: int  # the bytes of its data
 
     @property
     def elements(self) -> int:
@@ -52,22 +45,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of a file, checked.
-
-    Attributes:
-        metadata: the values by key.
-        tensors: the tensors by name, in the order of the file.
-        size_bytes: the actual size of the file.
-        needed_bytes: the end of the last tensor; its padding may follow.
-    """
+    """The header of a file, checked."""
 
     path: Path
     version: int
     alignment: int
-    metadata: dict[str, Value]
-    tensors: dict[str, Tensor]
-    size_bytes: int
-    needed_bytes: int
+    metadata: dict[str, Value]  # the values by key
+    tensors: dict[str, Tensor]  # the tensors by name, in the order of the file
+    size_bytes: int  # the actual size of the file
+    needed_bytes: int  # the end of the last tensor; its padding may follow
 
     @property
     def architecture(self) -> str:

@@ -31,14 +31,11 @@ def sequences_of(texts: list[list[int]]) -> list[Sequence]:
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A prompt as tokens, and the limit of the answer in tokens.
-
-    Attributes:
-        expected: the answer ends with the first token that differs from this one, or that follows its end.
-    """
+    """A prompt as tokens, and the limit of the answer in tokens."""
 
     ids: list[int]
     most: int
+    # the answer ends with the first token that differs from this one, or that follows its end
     expected: list[int] | None = None
 
 
@@ -50,30 +47,21 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """All requests for one load of the file.
-
-    Attributes:
-        lora: the file of an adapter to load beside the model.
-        vocabulary: the size of the reference's vocabulary; None without logits.
-        plain, special: texts to tokenize; the latter get BOS and EOS if the tokenizer adds them.
-        tuned: the file of the reference logits for `sequences`.
-        logits: the file to write the logits of `sequences` to, as the reference of another job.
-        trained: the file of the logits of the trained model, if `tuned` is that model after rounding.
-        base: the file of the logits of the base, for the first `base_rows`.
-    """
+    """All requests for one load of the file."""
 
     gguf: str
-    lora: str | None = None
+    lora: str | None = None  # the file of an adapter to load beside the model
     context_tokens: int
     threads: int
-    vocabulary: int | None = None
+    vocabulary: int | None = None  # the size of the reference's vocabulary; None without logits
+    # plain, special: texts to tokenize; the latter get BOS and EOS if the tokenizer adds them
     plain: list[str] = []
     special: list[str] = []
     sequences: list[Sequence] = []
-    tuned: str | None = None
-    logits: str | None = None
-    trained: str | None = None
-    base: str | None = None
+    tuned: str | None = None  # the file of the reference logits for `sequences`
+    logits: str | None = None  # the file to write the logits of `sequences` to, as the reference of another job
+    trained: str | None = None  # the file of the logits of the trained model, if `tuned` is that model after rounding
+    base: str | None = None  # the file of the logits of the base, for the first `base_rows`
     base_rows: int = 0
     prompts: list[Prompt] = []
     scored: list[Scored] = []
@@ -91,21 +79,15 @@ class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers, in the order of the job.
-
-    Attributes:
-        figures: the figures of all `sequences` together; None without a sequence.
-        trained_kl: the mean divergence from the trained model in nats.
-        change: None without a base.
-        losses: the sum of -log p in nats over the trained tokens of each row; None if it is not finite.
-    """
+    """The answers, in the order of the job."""
 
     facts: VocabularyFacts
     plain: list[list[int]]
     special: list[list[int]]
-    figures: Distance | None
-    trained_kl: float | None
-    change: TuningShare | None
+    figures: Distance | None  # the figures of all `sequences` together; None without a sequence
+    trained_kl: float | None  # the mean divergence from the trained model in nats
+    change: TuningShare | None  # None without a base
+    # the sum of -log p in nats over the trained tokens of each row; None if it is not finite
     losses: list[float | None]
     answers: list[list[int]]
     answer_seconds: float

@@ -18,19 +18,13 @@ _BLOCK = 1 << 20  # logits at a time: 8 MB in float64 fit the processor's cache,
 
 @dataclass
 class TokenFigures:
-    """One value for each position. Arrays have shape [positions].
+    """One value for each position. Arrays have shape [positions]."""
 
-    Attributes:
-        kl: Kullback-Leibler divergence of the other model from the reference, in nats, over the whole vocabulary.
-        same_top1: both models rank the same token first.
-        nll_reference: -log p of the following token in nats, by the reference.
-        nll_other: the same by the other model.
-    """
-
+    # Kullback-Leibler divergence of the other model from the reference, in nats, over the whole vocabulary
     kl: np.ndarray
-    same_top1: np.ndarray
-    nll_reference: np.ndarray
-    nll_other: np.ndarray
+    same_top1: np.ndarray  # both models rank the same token first
+    nll_reference: np.ndarray  # -log p of the following token in nats, by the reference
+    nll_other: np.ndarray  # the same by the other model
 
 
 Figures = TypeVar("Figures", TokenFigures, "ShareFigures")
@@ -140,21 +134,13 @@ def _trimmed(values: np.ndarray) -> float:
 
 @dataclass
 class ShareFigures:
-    """One value for each position, for `share`. Arrays have shape [positions].
+    """One value for each position, for `share`. Arrays have shape [positions]."""
 
-    Attributes:
-        along: the inner product of the other model's change with the tuned model's change.
-        squared: the inner product of the tuned model's change with itself.
-        kl_tuned: divergence of the other model from the tuned one, in nats.
-        kl_base: divergence of the other model from the base, in nats.
-        kl_between: divergence of the base from the tuned model, in nats: how much tuning changed.
-    """
-
-    along: np.ndarray
-    squared: np.ndarray
-    kl_tuned: np.ndarray
-    kl_base: np.ndarray
-    kl_between: np.ndarray
+    along: np.ndarray  # the inner product of the other model's change with the tuned model's change
+    squared: np.ndarray  # the inner product of the tuned model's change with itself
+    kl_tuned: np.ndarray  # divergence of the other model from the tuned one, in nats
+    kl_base: np.ndarray  # divergence of the other model from the base, in nats
+    kl_between: np.ndarray  # divergence of the base from the tuned model, in nats: how much tuning changed
 
 
 class TuningShare(TypedDict):

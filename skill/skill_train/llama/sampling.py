@@ -24,23 +24,14 @@ _TEMPERATURE, _TOP_K = 1.0, 50
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one choice.
+    """The settings of one choice."""
 
-    Attributes:
-        temperature: 0 takes the most likely token.
-        top_k: how many of the most likely tokens are left; 0 for all.
-        top_p: the share of the probability that is left.
-        min_p: the least probability that is left, as a share of the highest.
-        repetition_penalty: by which the logits of tokens that are there already are made smaller.
-        seed: of the random numbers.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    temperature: float = 0.0  # 0 takes the most likely token
+    top_k: int = 0  # how many of the most likely tokens are left; 0 for all
+    top_p: float = 1.0  # the share of the probability that is left
+    min_p: float = 0.0  # the least probability that is left, as a share of the highest
+    repetition_penalty: float = 1.0  # by which the logits of tokens that are there already are made smaller
+    seed: int = 0  # of the random numbers
 
 
 def sampling_of(folder: Path) -> tuple[Sampling, str]:

@@ -23,19 +23,14 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class Probe:
-    """A machine that can be queried: this one. A recorded machine has other methods.
+    """A machine that can be queried: this one. A recorded machine has other methods."""
 
-    Attributes:
-        system, processor: as `platform` names them, such as `Darwin` and `x86_64`.
-        cpus: the numbers of the logical processors that this process may use.
-        disk_free_bytes: the free space of the current folder; None if it is unknown.
-    """
-
+    # system, processor: as `platform` names them, such as `Darwin` and `x86_64`
     system: str
     processor: str
-    cpus: tuple[int, ...]
+    cpus: tuple[int, ...]  # the numbers of the logical processors that this process may use
     environment: Mapping[str, str]
-    disk_free_bytes: int | None
+    disk_free_bytes: int | None  # the free space of the current folder; None if it is unknown
 
     def has(self, program: str) -> bool:
         """Whether a program is installed."""

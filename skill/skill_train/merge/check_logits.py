@@ -77,15 +77,11 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Texts:
-    """The token ids to compare on, and their source.
-
-    Attributes:
-        picture: stands in the first sequence.
-    """
+    """The token ids to compare on, and their source."""
 
     source: str
     ids: list[list[int]]
-    picture: PictureInputs | None = None
+    picture: PictureInputs | None = None  # stands in the first sequence
 
     def logits(self, model: Any, number: int) -> Any:
         """Of one sequence. The picture stands in the first."""
@@ -99,22 +95,16 @@ class Texts:
 
 @dataclass(frozen=True)
 class GateRequest:
-    """A merged folder, and the models that it is compared with.
-
-    Attributes:
-        merged: the written folder; it contains files of logits during the check.
-        rows: texts with `input_ids`, preferably held-out ones; NEUTRAL_TEXTS are used if there are none.
-        task, names: as in `Base`.
-        pictures: the model reads pictures, so it is asked about one too.
-    """
+    """A merged folder, and the models that it is compared with."""
 
     base: Path
     adapter: Path
-    merged: Path
-    rows: Sequence[FedRow]
+    merged: Path  # the written folder; it contains files of logits during the check
+    rows: Sequence[FedRow]  # texts with `input_ids`, preferably held-out ones; NEUTRAL_TEXTS are used if there are none
+    # task, names: as in `Base`
     task: str = TEXT
     names: Mapping[str, str] = field(default_factory=dict)
-    pictures: bool = False
+    pictures: bool = False  # the model reads pictures, so it is asked about one too
 
 
 def gate(request: GateRequest, *, stored: str, kept_share: float | None, bar: Bar, tokens: int = MAX_TOKENS) -> Gate:

@@ -49,20 +49,15 @@ _WRONG_SHARE = 0.25  # how far the share of one tensor may be from the share tha
 
 @dataclass
 class WeightComparison:
-    """The result of the comparison so far.
-
-    Attributes:
-        worst: the error of the worst row, and its tensor.
-        other: `_rounded_otherwise` of the worst row.
-        sums: the sums over rows of along², along·squared, squared², along and squared. `along` is the product of the
-            actual and the expected change, `squared` that of the expected change with itself.
-    """
+    """The result of the comparison so far."""
 
     tensors: int = 0
     changed: int = 0
     seconds: float = 0.0
-    worst: tuple[float, str] = (0.0, "")
-    other: float = 0.0
+    worst: tuple[float, str] = (0.0, "")  # the error of the worst row, and its tensor
+    other: float = 0.0  # `_rounded_otherwise` of the worst row
+    # the sums over rows of along², along·squared, squared², along and squared. `along` is the product of the actual and
+    # the expected change, `squared` that of the expected change with itself.
     sums: tuple[float, ...] = (0.0,) * 5
     failures: list[str] = field(default_factory=list)
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)

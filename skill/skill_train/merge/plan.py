@@ -35,17 +35,13 @@ _SAVE_EMBEDDINGS = (
 
 @dataclass(frozen=True)
 class Base:
-    """A base model's folder: its config and the header entries of its weights.
-
-    Attributes:
-        task: of transformers' class that loads it.
-        names: of a vision model, the tensor of each parameter by its name in memory.
-    """
+    """A base model's folder: its config and the header entries of its weights."""
 
     folder: Path
     config: JsonObject
     shards: list[Shard]
-    task: str = TEXT
+    task: str = TEXT  # of transformers' class that loads it
+    # of a vision model, the tensor of each parameter by its name in memory
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -55,21 +51,15 @@ class Base:
 
 @dataclass
 class MergePlan:
-    """The plan of a merge.
+    """The plan of a merge."""
 
-    Attributes:
-        changes: the changes by the tensor's name in the checkpoint.
-        copies: tensors to add, each with the stored tensor that it is copied from (an untied head).
-        config: the fields of config.json that get another value.
-        unmatched: adapter tensors without a tensor in the checkpoint, by the expected name.
-        ambiguous: whether the names match in more than one way.
-    """
-
-    changes: dict[str, Change] = field(default_factory=dict)
+    changes: dict[str, Change] = field(default_factory=dict)  # the changes by the tensor's name in the checkpoint
+    # tensors to add, each with the stored tensor that it is copied from (an untied head)
     copies: dict[str, str] = field(default_factory=dict)
-    config: dict[str, object] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)  # the fields of config.json that get another value
+    # adapter tensors without a tensor in the checkpoint, by the expected name
     unmatched: dict[str, str] = field(default_factory=dict)
-    ambiguous: bool = False
+    ambiguous: bool = False  # whether the names match in more than one way
 
 
 def plan_merge(base: Base, adapter: Adapter) -> MergePlan:

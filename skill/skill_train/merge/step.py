@@ -68,28 +68,20 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True)
 class MergeRequest:
-    """What to merge, where to write it, and how to check it.
+    """What to merge, where to write it, and how to check it."""
 
-    Attributes:
-        base, adapter: the folders of the full-precision base model and of the PEFT adapter.
-        record: the path of `merge.json`; `out` is in its folder or is its folder.
-        rows: texts for the gate; may be empty.
-        dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps the base's types.
-        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small
-            models.
-        limits: of the size of a picture in the training; they go into the files of the image processor.
-        stops: tokens that end the answers of the training; they go into generation_config.json.
-    """
-
+    # base, adapter: the folders of the full-precision base model and of the PEFT adapter
     base: Path
     adapter: Path
     out: Path
-    record: Path
-    rows: Sequence[FedRow]
-    dtype: str | None
+    record: Path  # the path of `merge.json`; `out` is in its folder or is its folder
+    rows: Sequence[FedRow]  # texts for the gate; may be empty
+    dtype: str | None  # `float32`, `float16` or `bfloat16` for every weight; None keeps the base's types
+    # `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small models
     gate: str = "auto"
+    # of the size of a picture in the training; they go into the files of the image processor
     limits: PixelLimits = PixelLimits(None, None)
-    stops: Sequence[int] = ()
+    stops: Sequence[int] = ()  # tokens that end the answers of the training; they go into generation_config.json
 
 
 def merge(request: MergeRequest, *, progress: Bar, warn: Warn) -> StepResult[MergeRecord]:
@@ -187,16 +179,11 @@ def _noted(result: MergeRecord, part: Path, out: Path, record: Path) -> MergeRec
 
 @dataclass(frozen=True)
 class _Ways:
-    """What the gate compares.
-
-    Attributes:
-        no_answers: why it does not compare the answers; empty if it does.
-        must_ask: the weights alone do not pass: the user wants the answers.
-    """
+    """What the gate compares."""
 
     weights: bool
-    no_answers: str
-    must_ask: bool = False
+    no_answers: str  # why it does not compare the answers; empty if it does
+    must_ask: bool = False  # the weights alone do not pass: the user wants the answers
 
 
 def _ways(gate: str, planned: _Planned) -> _Ways:

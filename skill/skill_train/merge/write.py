@@ -47,24 +47,16 @@ _COARSENESS = ("F64", "F32", "F16", "BF16")
 
 @dataclass
 class Tally:
-    """The sums over the written tensors.
+    """The sums over the written tensors."""
 
-    Attributes:
-        changed: the number of tensors that the adapter changed.
-        converted: the number of tensors that only got another dtype.
-        stored_dtype: the coarsest dtype among both; F32 if nothing changed.
-        base_square, change_square: sums of squares of the base's values and of the exact change, over changed tensors.
-        kept_product: the sum of the stored change times the exact change, which shows what rounding left.
-        stored_square: the sum of squares of the stored change.
-    """
-
-    changed: int = 0
-    converted: int = 0
-    stored_dtype: str = "F32"
+    changed: int = 0  # the number of tensors that the adapter changed
+    converted: int = 0  # the number of tensors that only got another dtype
+    stored_dtype: str = "F32"  # the coarsest dtype among both; F32 if nothing changed
+    # base_square, change_square: sums of squares of the base's values and of the exact change, over changed tensors
     base_square: float = 0.0
     change_square: float = 0.0
-    kept_product: float = 0.0
-    stored_square: float = 0.0
+    kept_product: float = 0.0  # the sum of the stored change times the exact change, which shows what rounding left
+    stored_square: float = 0.0  # the sum of squares of the stored change
 
     def changes(self) -> Changes:
         """The figures for the record. `kept_after_rounding` is the remaining share of the change.

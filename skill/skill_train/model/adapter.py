@@ -58,23 +58,17 @@ _MERGEABLE = """
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder that has been read.
-
-    Attributes:
-        config: the content of adapter_config.json.
-        tensors: the header entries by PEFT's names.
-        modules: for each adapted module, the names of its tensors by role (`a`, `b`, `magnitude`, …).
-        replaced: for each parameter that the adapter contains completely, the name of the tensor.
-        shared: those of `replaced` that PEFT loads into the base's own parameter, not into a copy for one module.
-        originals: for each parameter of a module saved whole, the tensor with the base's own parameter below it.
-    """
+    """An adapter folder that has been read."""
 
     folder: Path
-    config: JsonObject
-    tensors: dict[str, StoredTensor]
+    config: JsonObject  # the content of adapter_config.json
+    tensors: dict[str, StoredTensor]  # the header entries by PEFT's names
+    # for each adapted module, the names of its tensors by role (`a`, `b`, `magnitude`, …)
     modules: dict[str, dict[str, str]]
-    replaced: dict[str, str]
+    replaced: dict[str, str]  # for each parameter that the adapter contains completely, the name of the tensor
+    # those of `replaced` that PEFT loads into the base's own parameter, not into a copy for one module
     shared: frozenset[str]
+    # for each parameter of a module saved whole, the tensor with the base's own parameter below it
     originals: dict[str, str]
 
     def tensor(self, name: str) -> Any:

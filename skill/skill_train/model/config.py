@@ -66,17 +66,11 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
-    """The known facts of the weight files; none by default.
+    """The known facts of the weight files; none by default."""
 
-    Attributes:
-        elements: the count of stored numbers by safetensors' name of their dtype.
-        bytes: the size of the files.
-        unknown: why nothing is known about the files.
-    """
-
-    elements: Mapping[str, int] = {}
-    bytes: int | None = None
-    unknown: str = "no weight files were looked at"
+    elements: Mapping[str, int] = {}  # the count of stored numbers by safetensors' name of their dtype
+    bytes: int | None = None  # the size of the files
+    unknown: str = "no weight files were looked at"  # why nothing is known about the files
 
     @property
     def total(self) -> int:

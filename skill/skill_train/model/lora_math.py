@@ -17,24 +17,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one tensor. Every value is a torch tensor or None; the steps apply in this order.
+    """The change of one tensor. Every value is a torch tensor or None; the steps apply in this order."""
 
-    Attributes:
-        replace: the new value, instead of the base's.
-        token_ids, token_rows: rows that get a new value. LoRA on a head is added to the rows that follow the embedding
-            (peft 0.21, TrainableTokensWrapper inside a LoRA layer).
-        left, right, scale: the low-rank update.
-        magnitude: DoRA's vector, with one value for each row, or for each column if `by_column`.
-        add: is added to a bias without a scale.
-    """
-
-    replace: Any = None
+    replace: Any = None  # the new value, instead of the base's
+    # left, right, scale: the low-rank update
     left: Any = None
     right: Any = None
     scale: float = 1.0
-    magnitude: Any = None
+    magnitude: Any = None  # DoRA's vector, with one value for each row, or for each column if `by_column`
     by_column: bool = False
-    add: Any = None
+    add: Any = None  # is added to a bias without a scale
+    # token_ids, token_rows: rows that get a new value. LoRA on a head is added to the rows that follow the embedding
+    # (peft 0.21, TrainableTokensWrapper inside a LoRA layer).
     token_ids: Any = None
     token_rows: Any = None
 

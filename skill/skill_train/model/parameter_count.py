@@ -50,35 +50,22 @@ class TextShape(msgspec.Struct, frozen=True):
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
-    """The parameters of a model.
+    """The parameters of a model."""
 
-    Attributes:
-        total: all parameters.
-        experts: the parameters in all experts.
-    """
-
-    total: int
-    experts: int = 0
+    total: int  # all parameters
+    experts: int = 0  # the parameters in all experts
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """The differences of one family of gated decoders from Llama.
+    """The differences of one family of gated decoders from Llama."""
 
-    Attributes:
-        qkv_bias: queries, keys and values have a bias unless the config switches it off, the output has none.
-        qkv_switch: the key of the config that switches it off.
-        reads_bias: `attention_bias` and `mlp_bias` of the config count.
-        norms: the number of RMS norms of the hidden size in a layer.
-        head_norms: a layer has one norm over a head for queries and one for keys.
-        width_norms: a layer has the same norms over all heads together.
-    """
-
+    # queries, keys and values have a bias unless the config switches it off, the output has none
     qkv_bias: bool = False
-    qkv_switch: str = "qkv_bias"
-    reads_bias: bool = True
-    norms: int = 2
-    head_norms: bool = False
-    width_norms: bool = False
+    qkv_switch: str = "qkv_bias"  # the key of the config that switches it off
+    reads_bias: bool = True  # `attention_bias` and `mlp_bias` of the config count
+    norms: int = 2  # the number of RMS norms of the hidden size in a layer
+    head_norms: bool = False  # a layer has one norm over a head for queries and one for keys
+    width_norms: bool = False  # a layer has the same norms over all heads together
 
 
 _GATED: dict[str, _Block] = {

@@ -30,19 +30,13 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """One tensor in a file.
-
-    Attributes:
-        dtype: safetensors' name of the type, such as `BF16`.
-        start: the position of its first byte in the file.
-        size: its size in bytes.
-    """
+    """One tensor in a file."""
 
     file: Path
-    dtype: str
+    dtype: str  # safetensors' name of the type, such as `BF16`
     shape: tuple[int, ...]
-    start: int
-    size: int
+    start: int  # the position of its first byte in the file
+    size: int  # its size in bytes
 
     @property
     def elements(self) -> int:

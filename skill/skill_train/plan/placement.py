@@ -32,20 +32,15 @@ HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """The user's choices about the placement. None leaves a choice to the plan; `force` accepts risks.
-
-    Attributes:
-        where: `local` or `cloud`; flavor: a flavor of Hugging Face Jobs.
-        where_because: the reason for `where` if the user did not give --where: the command, or --flavor.
-        max_hours: the limit for a run, here or in the cloud.
-    """
+    """The user's choices about the placement. None leaves a choice to the plan; `force` accepts risks."""
 
     device: str | None = None
     dtype: str | None = None
     force: bool = False
-    where: str | None = None
+    where: str | None = None  # `local` or `cloud`; flavor: a flavor of Hugging Face Jobs
     flavor: str | None = None
-    max_hours: float = 8.0
+    max_hours: float = 8.0  # the limit for a run, here or in the cloud
+    # the reason for `where` if the user did not give --where: the command, or --flavor
     where_because: str | None = None
 
 
@@ -53,28 +48,21 @@ HERE = Choices(where="local", where_because="this command trains here")
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How a recipe fits into the memory of one machine.
+    """How a recipe fits into the memory of one machine."""
 
-    Attributes:
-        step: the longest micro-step.
-        parts: the parts of one device's memory in bytes; `memory`: their sum.
-        usable_bytes: the memory that the device has for the run; None if it is unknown.
-        processes: one for each used GPU; strategy: `single`, `ddp` or `fsdp`.
-        fits: whether the upper estimate is within `usable_bytes`, or a published run proves that it fits; None if one
-            of both numbers is unknown.
-        proof: the published run, and the memory that it proves to be enough, if the upper estimate alone does not fit.
-        quicker: how much faster this split is than the guide's split that also fits, if it replaces that one.
-    """
-
-    step: MicroStep
+    step: MicroStep  # the longest micro-step
     accumulation: int
-    processes: int
+    processes: int  # one for each used GPU; strategy: `single`, `ddp` or `fsdp`
     strategy: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # the parts of one device's memory in bytes; `memory`: their sum
     memory: Range | None
-    usable_bytes: int | None
+    usable_bytes: int | None  # the memory that the device has for the run; None if it is unknown
+    # whether the upper estimate is within `usable_bytes`, or a published run proves that it fits; None if one of both
+    # numbers is unknown
     fits: bool | None
+    # how much faster this split is than the guide's split that also fits, if it replaces that one
     quicker: str | None = None
+    # the published run, and the memory that it proves to be enough, if the upper estimate alone does not fit
     proof: str | None = None
 
 

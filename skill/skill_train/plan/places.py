@@ -33,24 +33,18 @@ CLOUD_PROCESSOR = "a cloud processor"
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A place to train.
-
-    Attributes:
-        flavor: the flavor; None for this machine.
-        problems: why the place cannot be used, as `(code, message)`.
-        unknown: why a figure is None.
-    """
+    """A place to train."""
 
     machine: MachineFacts
-    flavor: Flavor | None
+    flavor: Flavor | None  # the flavor; None for this machine
     dtype: str
     dtype_because: str
     fit: Fit
     time: tuple[Part, ...]
     seconds: Range | None
     cost: Range | None
-    problems: tuple[tuple[str, str], ...]
-    unknown: dict[str, str]
+    problems: tuple[tuple[str, str], ...]  # why the place cannot be used, as `(code, message)`
+    unknown: dict[str, str]  # why a figure is None
 
     @property
     def name(self) -> str:

@@ -32,42 +32,28 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts on a card.
+    """The facts on a card."""
 
-    Attributes:
-        repo: `name/of-repository`.
-        parts: some of `adapter`, `merged`, `gguf`.
-        base: the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False.
-        licence: the licence of the base; None if it is unknown, with the reason.
-        data: the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which.
-        recipe: the recipe as the plan resolved it.
-        proof: None if nothing was verified.
-        ggufs: the name and the bytes of each file that contains a whole model.
-        matrices: the importance matrix that a file was made with, in words, by the name of the file.
-        projector: the name of the file that reads pictures for each of them; None without one.
-        half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
-        evaluation: the evaluation of these files; None if there is none.
-        base_may_know: the base was merged by runs that may have trained on rows of that evaluation.
-    """
-
-    repo: str
-    parts: tuple[str, ...]
-    base: str
+    repo: str  # `name/of-repository`
+    parts: tuple[str, ...]  # some of `adapter`, `merged`, `gguf`
+    base: str  # the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False
     base_on_hub: bool
-    data: str
+    data: str  # the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which
     data_on_hub: bool
-    recipe: Mapping[str, object]
+    recipe: Mapping[str, object]  # the recipe as the plan resolved it
     recipe_hash: str
     training: TrainRecord
-    proof: Proof | None
-    licence: str | None = None
+    proof: Proof | None  # None if nothing was verified
+    licence: str | None = None  # the licence of the base; None if it is unknown, with the reason
     licence_reason: str = ""
+    # the name and the bytes of each file that contains a whole model
     ggufs: dict[str, int] = field(default_factory=dict)
+    # the importance matrix that a file was made with, in words, by the name of the file
     matrices: dict[str, str] = field(default_factory=dict)
-    projector: str | None = None
-    half_of_a_pair: str = ""
-    evaluation: Evaluation | None = None
-    base_may_know: bool = False
+    projector: str | None = None  # the name of the file that reads pictures for each of them; None without one
+    half_of_a_pair: str = ""  # what is missing of a vision model's two files; empty if nothing is
+    evaluation: Evaluation | None = None  # the evaluation of these files; None if there is none
+    base_may_know: bool = False  # the base was merged by runs that may have trained on rows of that evaluation
     private: bool = False
 
 

@@ -51,18 +51,12 @@ PICTURE_COLUMNS = (
 
 
 class DetectedFormat(NamedTuple):
-    """How a row becomes an example.
-
-    Attributes:
-        columns: the dataset's name of each column by the format's name.
-        reason: why this format was chosen, for the reader.
-        explicit: the recipe names the columns, so the content of other columns does not matter.
-    """
+    """How a row becomes an example."""
 
     format: str
-    columns: dict[str, str]
-    reason: str
-    explicit: bool = False
+    columns: dict[str, str]  # the dataset's name of each column by the format's name
+    reason: str  # why this format was chosen, for the reader
+    explicit: bool = False  # the recipe names the columns, so the content of other columns does not matter
 
     @property
     def required(self) -> frozenset[str]:

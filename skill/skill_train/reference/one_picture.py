@@ -12,15 +12,10 @@ _WIDTH, _HEIGHT = 96, 64  # pixels: a few tokens, where the model does not make 
 
 @dataclass(frozen=True)
 class PictureInputs:
-    """A text with a picture in it.
+    """A text with a picture in it."""
 
-    Attributes:
-        ids: with the picture's places.
-        inputs: the model's other inputs.
-    """
-
-    ids: list[int]
-    inputs: dict[str, Any]
+    ids: list[int]  # with the picture's places
+    inputs: dict[str, Any]  # the model's other inputs
 
 
 def picture_inputs(folder: Path, model: Any, ids: list[int]) -> PictureInputs | str:

@@ -39,69 +39,49 @@ _TILE = re.compile(r"<row_\d+_col_\d+>")
 
 @dataclass(frozen=True)
 class PictureQuestion:
-    """A conversation about pictures.
+    """A conversation about pictures."""
 
-    Attributes:
-        messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
-        pictures: PIL images in RGB, upright.
-        otherwise: what llama.cpp's server, which decodes files by itself, makes another picture of; empty for nothing.
-    """
-
+    # as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
     messages: list[JsonObject]
-    pictures: list[Any]
+    pictures: list[Any]  # PIL images in RGB, upright
+    # what llama.cpp's server, which decodes files by itself, makes another picture of; empty for nothing
     otherwise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ReferencePart:
-    """A picture, or a tile of one.
+    """A picture, or a tile of one."""
 
-    Attributes:
-        pixels: what the tower reads, float32 [3, height, width].
-        embeddings: what the language model reads, float32 [tokens, width]; of Qwen3-VL those that are added in later
-            layers lie behind the first.
-    """
-
-    pixels: np.ndarray
+    pixels: np.ndarray  # what the tower reads, float32 [3, height, width]
+    # what the language model reads, float32 [tokens, width]; of Qwen3-VL those that are added in later layers lie
+    # behind the first
     embeddings: np.ndarray
 
 
 @dataclass(frozen=True)
 class WholePicture:
-    """What the tower reads of a picture, in whole numbers, uint8 [height, width, 3].
-
-    Attributes:
-        overview: the same of the small one that comes with the tiles; None where there are none.
-    """
+    """What the tower reads of a picture, in whole numbers, uint8 [height, width, 3]."""
 
     pixels: np.ndarray
-    overview: np.ndarray | None = None
+    overview: np.ndarray | None = None  # the same of the small one that comes with the tiles; None where there are none
 
 
 @dataclass(frozen=True)
 class PictureReference:
-    """The model's own view of one question.
+    """The model's own view of one question."""
 
-    Attributes:
-        ids: of the whole conversation, with the id of a picture for each embedding that the projector's file makes. The
-            ends of Pixtral's lines are among these.
-        following: those behind the last picture.
-        text: the conversation for llama.cpp, with a marker where it puts a picture and what belongs around one.
-        as_asked: the conversation as llama.cpp's server renders it: the marker is a part of the message.
-        pictures: llama.cpp copies them. None where the model's processor makes no whole numbers, or tiles of one
-            picture and not of another.
-        logits: after each token of `following`, float32 [tokens, vocabulary].
-        blank: the same with grey pictures of the same sizes.
-    """
-
+    # of the whole conversation, with the id of a picture for each embedding that the projector's file makes. The ends
+    # of Pixtral's lines are among these.
     ids: list[int]
-    following: list[int]
-    text: str
-    as_asked: str
+    following: list[int]  # those behind the last picture
+    text: str  # the conversation for llama.cpp, with a marker where it puts a picture and what belongs around one
+    as_asked: str  # the conversation as llama.cpp's server renders it: the marker is a part of the message
+    # llama.cpp copies them. None where the model's processor makes no whole numbers, or tiles of one picture and not of
+    # another.
     pictures: list[WholePicture] | None
     parts: list[ReferencePart]
-    logits: np.ndarray
-    blank: np.ndarray
+    logits: np.ndarray  # after each token of `following`, float32 [tokens, vocabulary]
+    blank: np.ndarray  # the same with grey pictures of the same sizes
 
 
 class PictureModel:

@@ -22,15 +22,10 @@ KINDS = ("F16", "BF16")
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a merge stored its weights.
+    """How a merge stored its weights."""
 
-    Attributes:
-        stored: safetensors' dtype of the changed weights, one of `KINDS`.
-        kinds: the dtype by the name of a tensor; a tensor without an entry has `stored`.
-    """
-
-    stored: str
-    kinds: dict[str, str]
+    stored: str  # safetensors' dtype of the changed weights, one of `KINDS`
+    kinds: dict[str, str]  # the dtype by the name of a tensor; a tensor without an entry has `stored`
 
 
 def rounding_of(record: Path, base: Path) -> Rounding | None:

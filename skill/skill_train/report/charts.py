@@ -54,14 +54,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the same steps.
-
-    Attributes:
-        scale: `zero` begins at zero. `log` is logarithmic if the values span a wide range. `free` fits the values.
-    """
+    """Curves over the same steps."""
 
     unit: str
     series: Sequence[Series]
+    # `zero` begins at zero. `log` is logarithmic if the values span a wide range. `free` fits the values.
     scale: Literal["zero", "log", "free"] = "zero"
 
 

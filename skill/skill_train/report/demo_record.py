@@ -9,22 +9,15 @@ from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage made.
+    """What one stage made."""
 
-    Attributes:
-        stage: `base`, `adapter`, `merged`, or the type of a GGUF file.
-        exact_match: the share of the held-out `rows` that are answered to the letter.
-        mean_kl: divergence from what was trained, in nats; None where it was not measured.
-        verdict: None for the base, which is not judged.
-    """
-
-    stage: str
+    stage: str  # `base`, `adapter`, `merged`, or the type of a GGUF file
     bytes: Whole
-    exact_match: Number
+    exact_match: Number  # the share of the held-out `rows` that are answered to the letter
     rows: Whole
-    mean_kl: Number | None
+    mean_kl: Number | None  # divergence from what was trained, in nats; None where it was not measured
     tokens_per_second: Number | None
-    verdict: Verdict | None
+    verdict: Verdict | None  # None for the base, which is not judged
 
 
 class DemoFigures(msgspec.Struct, frozen=True):

@@ -25,16 +25,11 @@ Shown = Callable[[Any], str]  # the text of a value
 
 @dataclass(frozen=True)
 class Figure:
-    """One value on the page.
+    """One value on the page."""
 
-    Attributes:
-        text: as a person reads it.
-        value: as it is in its file; None if the file does not have it.
-        at: such as `run/train.json#/figures/last_loss`: the file and a JSON pointer (RFC 6901); empty if unknown.
-    """
-
-    text: str
-    value: Any = None
+    text: str  # as a person reads it
+    value: Any = None  # as it is in its file; None if the file does not have it
+    # such as `run/train.json#/figures/last_loss`: the file and a JSON pointer (RFC 6901); empty if unknown
     at: str = ""
 
 
@@ -91,34 +86,24 @@ class ShownPictures:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """All that the report knows of one run.
+    """All that the report knows of one run."""
 
-    Attributes:
-        name: of its folder; unique among the runs on the page.
-        call: the argument with which a command finds it.
-        documents: further JSON documents by the name of their file without `.json`.
-        pictures: those of the answers that are shown.
-        outdated: documents that were left out, because they are about other files than those of the run.
-        replaced, gone: verified files that are others on the disk now, and exported files that are not there.
-        base_may_know: the base was merged by runs that may have trained on held-out rows.
-        metrics: a line a step, in order.
-        texts: `recipe.yaml` and `Modelfile`, if there are such files.
-    """
-
-    name: str
-    call: str
-    documents: dict[str, Mapping[str, object]]
-    metrics: list[StepLine]
-    texts: dict[str, str]
+    name: str  # of its folder; unique among the runs on the page
+    call: str  # the argument with which a command finds it
+    documents: dict[str, Mapping[str, object]]  # further JSON documents by the name of their file without `.json`
+    metrics: list[StepLine]  # a line a step, in order
+    texts: dict[str, str]  # `recipe.yaml` and `Modelfile`, if there are such files
     proof: Proof | None = None
     evaluation: Evaluation | None = None
     demo: Demo | None = None
     cloud: CloudRecord | None = None
-    pictures: ShownPictures = ShownPictures({})
+    pictures: ShownPictures = ShownPictures({})  # those of the answers that are shown
+    # documents that were left out, because they are about other files than those of the run
     outdated: tuple[str, ...] = ()
+    # replaced, gone: verified files that are others on the disk now, and exported files that are not there
     replaced: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
-    base_may_know: bool = False
+    base_may_know: bool = False  # the base was merged by runs that may have trained on held-out rows
 
     def __getitem__(self, name: str) -> Record:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}

@@ -35,25 +35,22 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One job of a run.
 
     Attributes:
-        number: from 1; also in the label `attempt`.
-        job_id, url, created_at: None while it is starting.
-        timeout_seconds: None for a job that is known by its id only, because the Hub's client does not give it.
-        usd_per_hour: price of its flavor when it was asked for; None if no price was known.
         asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
-        max_cost: dollars that it was allowed to cost; None without a limit.
-        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
     """
 
-    number: Whole
+    number: Whole  # from 1; also in the label `attempt`
     state: Literal["starting", "started"]
     flavor: str
+    # None for a job that is known by its id only, because the Hub's client does not give it
     timeout_seconds: Whole | None
     asked_at: str
-    usd_per_hour: Number | None = None
+    usd_per_hour: Number | None = None  # price of its flavor when it was asked for; None if no price was known
+    # job_id, url, created_at: None while it is starting
     job_id: str | None = None
     url: str | None = None
     created_at: str | None = None
-    max_cost: Number | None = None
+    max_cost: Number | None = None  # dollars that it was allowed to cost; None without a limit
+    # stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
     stage: str | None = None
     ended_at: str | None = None
     seconds: Number | None = None
@@ -61,19 +58,16 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local data that was uploaded. A job finds it below `mount_path`, under the name that it has here.
-
-    Attributes:
-        bucket, folder: of a synced volume; None if a dataset repository holds the data.
-        repository, revision: the dataset repository and its commit.
-        bytes, files: how much was uploaded; None for a run that is known by the id of a job only.
-    """
+    """Local data that was uploaded. A job finds it below `mount_path`, under the name that it has here."""
 
     mount_path: str
+    # bytes, files: how much was uploaded; None for a run that is known by the id of a job only
     bytes: Whole | None
     files: Whole | None
+    # bucket, folder: of a synced volume; None if a dataset repository holds the data
     bucket: str | None = None
     folder: str | None = None
+    # repository, revision: the dataset repository and its commit
     repository: str | None = None
     revision: str | None = None
 
@@ -92,22 +86,16 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA):
-    """All that is known here about a run in the cloud. Nothing in it is secret.
+    """All that is known here about a run in the cloud. Nothing in it is secret."""
 
-    Attributes:
-        run_id: in the labels of each of its jobs.
-        plan_hash: the result of the function of that name.
-        bucket, folder: where the program, the plan and the stored files of the run are; None before the first job.
-        data: None for a dataset of the Hub.
-    """
-
-    run_id: RunId
-    plan_hash: PlanHash
+    run_id: RunId  # in the labels of each of its jobs
+    plan_hash: PlanHash  # the result of the function of that name
     namespace: str
     hub_model_id: str
+    # bucket, folder: where the program, the plan and the stored files of the run are; None before the first job
     bucket: str | None = None
     folder: str | None = None
-    data: CloudData | None = None
+    data: CloudData | None = None  # None for a dataset of the Hub
     jobs: tuple[CloudJob, ...] = ()
     backend: Literal["hf_jobs"] = BACKEND
 

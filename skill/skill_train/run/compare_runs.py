@@ -54,20 +54,16 @@ _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """The files by which a run is compared; None or empty for a file that it does not have.
+    """The files by which a run is compared; None or empty for a file that it does not have."""
 
-    Attributes:
-        plan, environment, train: `plan.json`, `environment.json`, `train.json`.
-        metrics, samples: the lines of `metrics.jsonl` and of `samples.jsonl`.
-        quantized: the files that `quantize.json` names.
-    """
-
+    # plan, environment, train: `plan.json`, `environment.json`, `train.json`
     plan: Plan
     environment: Environment | None = None
     train: TrainRecord | None = None
+    # metrics, samples: the lines of `metrics.jsonl` and of `samples.jsonl`
     metrics: list[StepLine] = field(default_factory=list)
     samples: list[FedRow] = field(default_factory=list)
-    quantized: list[ExportedFile] = field(default_factory=list)
+    quantized: list[ExportedFile] = field(default_factory=list)  # the files that `quantize.json` names
 
 
 @dataclass(frozen=True)
@@ -88,23 +84,16 @@ class Losses(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        recipe, placement: the differences of each group.
-        not_compared: facts that are not recorded in both runs, each with the reason.
-        compared: how many facts were compared.
-        losses: None if the runs share no step.
-        same_weights: whether the trained weights are the same bytes; None if one run has none.
-        exports: the differences of the quantized files; empty if one run has none.
-    """
-
+    # recipe, placement: the differences of each group
     recipe: list[RunDifference]
     placement: list[RunDifference]
-    not_compared: list[str]
-    compared: int
-    losses: Losses | None
-    same_weights: bool | None
+    not_compared: list[str]  # facts that are not recorded in both runs, each with the reason
+    compared: int  # how many facts were compared
+    losses: Losses | None  # None if the runs share no step
+    same_weights: bool | None  # whether the trained weights are the same bytes; None if one run has none
+    # the differences of the quantized files; empty if one run has none
     exports: list[RunDifference] = field(default_factory=list)
 
     @property

@@ -15,28 +15,19 @@ from skill_train.run.train_record import Row
 
 
 class ModelInputs(msgspec.Struct, frozen=True):
-    """What one model was read from.
+    """What one model was read from."""
 
-    Attributes:
-        model: the digest of a file, or the digests of a folder's files; or the words `the folder of base`.
-        adapter: on top of the model, or merged into it.
-    """
-
+    # the digest of a file, or the digests of a folder's files; or the words `the folder of base`
     model: dict[str, int | str | FileDigest] | str
-    adapter: dict[str, FileDigest] | None = None
+    adapter: dict[str, FileDigest] | None = None  # on top of the model, or merged into it
 
 
 class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
-
-    Attributes:
-        rows: `rows_digest` of the rows.
-        scorer: the user's own scorer.
-    """
+    """What was measured."""
 
     models: dict[str, ModelInputs]
-    rows: str
-    scorer: FileDigest | None = None
+    rows: str  # `rows_digest` of the rows
+    scorer: FileDigest | None = None  # the user's own scorer
 
 
 class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,33 +40,25 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables show of one model.
 
     Attributes:
-        why: the reason for this backend.
-        loss: nats a token, mean over all trained tokens.
         asked_rows, scored_rows: the number of rows behind `exact_match` and `score`.
-        reason: why something was not measured; empty if all was.
     """
 
     name: str
     backend: str
-    why: str
+    why: str  # the reason for this backend
     device: str
-    loss: Number | None
+    loss: Number | None  # nats a token, mean over all trained tokens
     perplexity: Number | None
     exact_match: Number | None
     asked_rows: Whole
     score: Number | None
     scored_rows: Whole
     tokens_per_second: Number | None
-    reason: str
+    reason: str  # why something was not measured; empty if all was
 
 
 class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of a model minus that of another, with the two ends of the 95 % interval.
-
-    Attributes:
-        smallest: the smallest value that counts as a difference.
-        says: the result in words.
-    """
+    """One figure of a model minus that of another, with the two ends of the 95 % interval."""
 
     model: str
     against: str
@@ -83,8 +66,8 @@ class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
     difference: Number
     low: Number
     high: Number
-    smallest: Number = 0.0
-    says: str
+    smallest: Number = 0.0  # the smallest value that counts as a difference
+    says: str  # the result in words
 
 
 class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,13 +86,7 @@ class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurement.
-
-    Attributes:
-        rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss.
-        score: the name of the second score; None without one.
-        finished_at: UTC.
-    """
+    """The measurement."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "evaluate"
@@ -117,17 +94,18 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     options: EvaluationOptions
     versions: dict[str, str | None]
     outputs: dict[FileName, FileDigest] = {}
+    # rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss
     rows: Whole
     asked: Whole
     answer_tokens: Whole
-    score: str | None
+    score: str | None  # the name of the second score; None without one
     models: list[ModelFigures]
     differences: list[FigureDifference]
     answers: list[AnsweredRow]
     seconds: Number
     peak_memory_bytes: Whole | None = None
     peak_memory_children_bytes: Whole | None = None
-    finished_at: str
+    finished_at: str  # UTC
 
 
 def read(path: Path) -> Evaluation:

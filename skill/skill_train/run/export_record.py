@@ -24,30 +24,19 @@ class Fallback(TypedDict):
 
 
 class MatrixUse(TypedDict):
-    """The importance matrix that a file was made with.
+    """The importance matrix that a file was made with."""
 
-    Attributes:
-        file: its name, with its sha256.
-        model: sha256 of the GGUF file that it was computed with; empty where the matrix does not say it.
-        data: what it was computed of, in its own words.
-    """
-
-    file: str
+    file: str  # its name, with its sha256
     sha256: str
-    model: str
-    data: str
+    model: str  # sha256 of the GGUF file that it was computed with; empty where the matrix does not say it
+    data: str  # what it was computed of, in its own words
 
 
 class Measured(TypedDict):
-    """How far a file is from the unquantized one, on rows that its importance matrix was not computed of.
+    """How far a file is from the unquantized one, on rows that its importance matrix was not computed of."""
 
-    Attributes:
-        mean_kl: in nats a token.
-        same_top1: share of the tokens whose most likely next token is the same.
-    """
-
-    mean_kl: Number
-    same_top1: Number
+    mean_kl: Number  # in nats a token
+    same_top1: Number  # share of the tokens whose most likely next token is the same
     tokens: Whole
 
 
@@ -59,68 +48,41 @@ class MatrixChoice(TypedDict):
 
 
 class MixFigures(TypedDict):
-    """How the types of a mix were chosen.
+    """How the types of a mix were chosen."""
 
-    Attributes:
-        target: what it was to weigh, as in the name of the file.
-        estimated_kl: the sum of what was measured of each matrix alone; that of the file is `measured`.
-        measured_pairs: of `pairs` of a matrix and a type; the others were estimated.
-    """
-
-    target: str
-    estimated_kl: Number
-    measured_pairs: Whole
+    target: str  # what it was to weigh, as in the name of the file
+    estimated_kl: Number  # the sum of what was measured of each matrix alone; that of the file is `measured`
+    measured_pairs: Whole  # of `pairs` of a matrix and a type; the others were estimated
     pairs: Whole
 
 
 class MixSource(TypedDict):
-    """The file that the types of a replayed mix were read from.
+    """The file that the types of a replayed mix were read from."""
 
-    Attributes:
-        file: its name, with its sha256.
-        mix: the name of the mix there; empty where the file is a list of types alone.
-    """
-
-    file: str
+    file: str  # its name, with its sha256
     sha256: str
-    mix: str
+    mix: str  # the name of the mix there; empty where the file is a list of types alone
 
 
 class QuantizedFile(TypedDict, total=False):
-    """What is recorded of a quantized file.
+    """What is recorded of a quantized file."""
 
-    Attributes:
-        types: how many tensors it stores in each type.
-        fallbacks: tensors that are stored in a larger type.
-        bits_per_weight: of its matrices.
-        imatrix: the importance matrix that it was made with; absent without one.
-        choice: what was measured to choose between a file with and one without.
-        measured: of a mix of types.
-        tensor_types: of a mix, the type of each matrix.
-        mix: how they were chosen.
-        replayed: where they were read from, in place of a choice.
-    """
-
-    types: dict[str, Whole]
-    fallbacks: list[Fallback]
-    bits_per_weight: Number
+    types: dict[str, Whole]  # how many tensors it stores in each type
+    fallbacks: list[Fallback]  # tensors that are stored in a larger type
+    bits_per_weight: Number  # of its matrices
     seconds: Number
-    imatrix: MatrixUse
-    choice: MatrixChoice
-    measured: Measured
-    tensor_types: dict[str, str]
-    mix: MixFigures
-    replayed: MixSource
+    imatrix: MatrixUse  # the importance matrix that it was made with; absent without one
+    choice: MatrixChoice  # what was measured to choose between a file with and one without
+    measured: Measured  # of a mix of types
+    tensor_types: dict[str, str]  # of a mix, the type of each matrix
+    mix: MixFigures  # how they were chosen
+    replayed: MixSource  # where they were read from, in place of a choice
 
 
 class ExportedFile(FileDigest, QuantizedFile):
-    """One GGUF file.
+    """One GGUF file."""
 
-    Attributes:
-        quant: its type, in llama.cpp's short name, or the name of a mix.
-    """
-
-    quant: str
+    quant: str  # its type, in llama.cpp's short name, or the name of a mix
 
 
 class ExportReason(msgspec.Struct, frozen=True):
@@ -135,16 +97,12 @@ ExportFigures = dict[str, Number | dict[str, Whole] | None]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one of the four steps. Quantizing has no figures and no reasons.
-
-    Attributes:
-        options: `name` and `outtype`; empty for quantizing.
-    """
+    """The record of one of the four steps. Quantizing has no figures and no reasons."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = ""
     inputs: dict[str, FileDigest] = {}
-    options: dict[str, str] = {}
+    options: dict[str, str] = {}  # `name` and `outtype`; empty for quantizing
     outputs: dict[FileName, ExportedFile]
     figures: ExportFigures | msgspec.UnsetType = msgspec.UNSET
     reasons: list[ExportReason] | msgspec.UnsetType = msgspec.UNSET
@@ -155,26 +113,19 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MatrixRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`imatrix.json`: the importance matrix of a run.
-
-    Attributes:
-        inputs: the GGUF file that was run.
-        options: `data`, the sha256 of the token ids, and `dataset`, where they are from.
-        tokens, rows: of the text.
-        unused_experts: experts that no token was sent to: for them every column counts alike.
-        unseen: matrices without an entry.
-    """
+    """`imatrix.json`: the importance matrix of a run."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "imatrix"
-    inputs: dict[str, FileDigest] = {}
-    options: dict[str, str] = {}
+    inputs: dict[str, FileDigest] = {}  # the GGUF file that was run
+    options: dict[str, str] = {}  # `data`, the sha256 of the token ids, and `dataset`, where they are from
     outputs: dict[FileName, FileDigest]
+    # tokens, rows: of the text
     tokens: Whole
     rows: Whole
     entries: Whole
-    unused_experts: Whole = 0
-    unseen: list[str] = []
+    unused_experts: Whole = 0  # experts that no token was sent to: for them every column counts alike
+    unseen: list[str] = []  # matrices without an entry
     reasons: list[ExportReason] = []
     versions: dict[str, str | None] = {}
     seconds: Number | None = None

@@ -19,45 +19,34 @@ ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A folder of a bucket, or a dataset of the Hub, at a path in the job.
+    """A folder of a bucket, or a dataset of the Hub, at a path in the job."""
 
-    Attributes:
-        bucket: id of the bucket or of the dataset; `kind` says which.
-        revision: the commit of a dataset.
-    """
-
-    bucket: str
+    bucket: str  # id of the bucket or of the dataset; `kind` says which
     folder: str
     mount_path: str
     read_only: bool
     kind: str = "bucket"
-    revision: str | None = None
+    revision: str | None = None  # the commit of a dataset
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """One job.
-
-    Attributes:
-        program, plan: the two files that are uploaded. They lie beside each other in the job.
-        arguments: of the program. The plan's path on this machine stands for its path in the job. No other argument may
-            be the name of a file here, because the client would upload that file.
-        dependencies: `name==version` of packages that the program's own header does not have.
-        environment: variables without secrets.
-        name, labels: up to 100 characters of `A-Za-z0-9_-` (the name may have a dot). The Hub stores and shows them.
-        mounts: in addition to the folder of the two files, which the client mounts at `/data`.
-    """
+    """One job."""
 
     namespace: str
+    # program, plan: the two files that are uploaded. They lie beside each other in the job.
     program: Path
     plan: Path
+    # of the program. The plan's path on this machine stands for its path in the job. No other argument may be the name
+    # of a file here, because the client would upload that file.
     arguments: tuple[str, ...]
     flavor: str
     timeout_seconds: int
-    environment: dict[str, str]
+    environment: dict[str, str]  # variables without secrets
+    # name, labels: up to 100 characters of `A-Za-z0-9_-` (the name may have a dot). The Hub stores and shows them.
     labels: dict[str, str]
     name: str
-    dependencies: tuple[str, ...] = ()
-    mounts: tuple[Mount, ...] = ()
+    dependencies: tuple[str, ...] = ()  # `name==version` of packages that the program's own header does not have
+    mounts: tuple[Mount, ...] = ()  # in addition to the folder of the two files, which the client mounts at `/data`
 
 
 def dependencies(plan: Plan) -> tuple[str, ...]:

@@ -20,48 +20,32 @@ class MergeInputs(msgspec.Struct, frozen=True):
 
 
 class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the user asked for.
+    """What the user asked for."""
 
-    Attributes:
-        dtype: None for that of the base.
-        threshold: always None; of records of versions whose gate took a number from the user.
-        gate: `weights` or `answers`; left out if the step decides.
-        min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one.
-        stops: tokens that end the answers of its training, beside those of the base; left out without one.
-    """
-
-    dtype: str | None = None
-    threshold: Number | None = None
-    gate: str | msgspec.UnsetType = msgspec.UNSET
+    dtype: str | None = None  # None for that of the base
+    threshold: Number | None = None  # always None; of records of versions whose gate took a number from the user
+    gate: str | msgspec.UnsetType = msgspec.UNSET  # `weights` or `answers`; left out if the step decides
+    # min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one
     min_pixels: int | msgspec.UnsetType = msgspec.UNSET
     max_pixels: int | msgspec.UnsetType = msgspec.UNSET
+    # tokens that end the answers of its training, beside those of the base; left out without one
     stops: list[Whole] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Changes(TypedDict):
-    """The differences between the merged files and the base. A merge by PEFT counts nothing.
-
-    Attributes:
-        stored_dtype: safetensors' dtype of the changed weights, the coarsest where they differ.
-        change_of_weights: length of the change divided by that of the base's weights.
-        kept_after_rounding: the share of the change that is left after rounding.
-        rounding_error_of_change: length of the rounding error divided by that of the change.
-        from_adapter: files from the adapter's folder.
-        config: fields of config.json that differ.
-        processor: settings of the image processor that differ: the limits of a picture's size in the training.
-        stops: tokens that were added to eos_token_id in generation_config.json.
-    """
+    """The differences between the merged files and the base. A merge by PEFT counts nothing."""
 
     changed_tensors: NotRequired[Whole]
     converted_tensors: NotRequired[Whole]
-    stored_dtype: str
-    change_of_weights: NotRequired[Number | None]
-    kept_after_rounding: NotRequired[Number | None]
-    rounding_error_of_change: NotRequired[Number | None]
-    from_adapter: NotRequired[list[str]]
-    config: NotRequired[dict[str, object]]
+    stored_dtype: str  # safetensors' dtype of the changed weights, the coarsest where they differ
+    change_of_weights: NotRequired[Number | None]  # length of the change divided by that of the base's weights
+    kept_after_rounding: NotRequired[Number | None]  # the share of the change that is left after rounding
+    rounding_error_of_change: NotRequired[Number | None]  # length of the rounding error divided by that of the change
+    from_adapter: NotRequired[list[str]]  # files from the adapter's folder
+    config: NotRequired[dict[str, object]]  # fields of config.json that differ
+    # settings of the image processor that differ: the limits of a picture's size in the training
     processor: NotRequired[dict[str, object]]
-    stops: NotRequired[list[Whole]]
+    stops: NotRequired[list[Whole]]  # tokens that were added to eos_token_id in generation_config.json
 
 
 class Effect(TypedDict):
@@ -107,46 +91,33 @@ class Rounded(Figures, total=False):
 
 
 class Gate(TypedDict):
-    """What the gate compared, and its verdict.
+    """What the gate compared, and its verdict."""
 
-    Attributes:
-            by: `weights` or `answers`. Earlier versions compared only answers, and do not have this field.
-        texts, text_sha256: the texts on which answers were compared.
-        pictures: of a vision model, whether a picture was among them, or why not.
-        figures: of the merged model against base + adapter.
-        rounded: None in fp32.
-        failures: sentences; empty if it passed.
-        weights: the result for the weights, inside the result for the answers.
-        no_answers: why no answers were compared.
-    """
-
-    by: NotRequired[Literal["weights", "answers"]]
+    by: NotRequired[Literal["weights", "answers"]]  # earlier versions compared only answers, and do not have this field
+    # texts, text_sha256: the texts on which answers were compared
     texts: NotRequired[str]
     text_sha256: NotRequired[str]
-    pictures: NotRequired[str]
+    pictures: NotRequired[str]  # of a vision model, whether a picture was among them, or why not
     stored_dtype: str
-    figures: Figures
+    figures: Figures  # of the merged model against base + adapter
     effect: Effect
-    rounded: NotRequired[Rounded | None]
+    rounded: NotRequired[Rounded | None]  # None in fp32
     limits: dict[str, Number]
-    failures: list[str]
+    failures: list[str]  # sentences; empty if it passed
     verdict: Verdict
-    weights: NotRequired[Gate | None]
-    no_answers: NotRequired[str]
+    weights: NotRequired[Gate | None]  # the result for the weights, inside the result for the answers
+    no_answers: NotRequired[str]  # why no answers were compared
     seconds: NotRequired[Number]
 
 
 class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of the step.
-
-    Attributes:
-        how: `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed.
-    """
+    """The record of the step."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "merge"
     inputs: MergeInputs
     options: MergeSettings
+    # `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed
     how: Literal["streamed", "peft"]
     reasons: list[str]
     changes: Changes

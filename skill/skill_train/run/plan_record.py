@@ -86,40 +86,28 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan needs, in bytes, seconds and dollars.
-
-    Attributes:
-        usable_bytes: the part of the device's memory that training may use.
-        adapter_parameters: None if every weight trains, or adapters lie on the vision part.
-        files: one for each GGUF type.
-    """
+    """What the plan needs, in bytes, seconds and dollars."""
 
     memory_bytes: Estimate
     memory_parts: list[EstimatePart] = []
-    usable_bytes: Number | None = None
+    usable_bytes: Number | None = None  # the part of the device's memory that training may use
     seconds: Estimate
     seconds_parts: list[EstimatePart] = []
     cost_usd: Estimate
-    adapter_parameters: int | None = None
+    adapter_parameters: int | None = None  # None if every weight trains, or adapters lie on the vision part
     merge_bytes: Estimate
     convert_bytes: Estimate
     verify_bytes: Estimate
     disk_bytes: Estimate
-    files: list[FileEstimate] = []
+    files: list[FileEstimate] = []  # one for each GGUF type
     flavors: list[Offer] = []
     prices: Prices | None = None
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and in which pieces the recipe is computed. Two placements of one recipe train the same.
+    """Where and in which pieces the recipe is computed. Two placements of one recipe train the same."""
 
-    Attributes:
-        backend: `local`, `hf_jobs`, `skypilot` or `colab`.
-        threads: on a CPU; None on a GPU.
-        save_steps: steps between two checkpoints.
-    """
-
-    backend: str
+    backend: str  # `local`, `hf_jobs`, `skypilot` or `colab`
     device: str
     dtype: str
     attn_implementation: str
@@ -129,8 +117,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     offload: bool
     gradient_checkpointing: bool
-    threads: int | None
-    save_steps: int
+    threads: int | None  # on a CPU; None on a GPU
+    save_steps: int  # steps between two checkpoints
     save_total_limit: int
     report_to: str
 
@@ -160,28 +148,21 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is decided before a run begins.
-
-    Attributes:
-        where: `local` or `cloud`.
-        fingerprints: of `model` and `data`; None for one that is on the Hub.
-        asked: the user's own values that differ from the resolved recipe.
-        flavor, timeout_seconds: of the job; None for this machine.
-        blockers: empty if the plan can run.
-    """
+    """Everything that is decided before a run begins."""
 
     schema: str = SCHEMA
-    where: str
+    where: str  # `local` or `cloud`
     recipe: ResolvedRecipe
     recipe_hash: str
-    fingerprints: dict[str, str | None]
-    asked: dict[str, object] = {}
+    fingerprints: dict[str, str | None]  # of `model` and `data`; None for one that is on the Hub
+    asked: dict[str, object] = {}  # the user's own values that differ from the resolved recipe
     policy: Policy
     placement: Placement
     launch: Launch = Launch()
+    # flavor, timeout_seconds: of the job; None for this machine
     flavor: str | None = None
     timeout_seconds: int | None = None
-    blockers: list[Blocker] = []
+    blockers: list[Blocker] = []  # empty if the plan can run
     estimates: Estimates
     facts: Facts
     reasons: list[Reason] = []

@@ -17,23 +17,18 @@ MARGIN, SAVING_SECONDS = 1.25, 600  # as in `timeout_seconds` of a plan: a quart
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The speed of the steps so far.
+    """The speed of the steps so far."""
 
-    Attributes:
-        step, steps: the last step that was made, and how many there will be.
-        steps_since_start: steps of the last start of the program. Earlier ones may have had another machine. None when
-            unknown.
-        seconds_per_step: mean of that start without its first step, which warms up; None before the second step.
-        memory_bytes: the highest measured use, by kind.
-    """
-
+    # step, steps: the last step that was made, and how many there will be
     step: int
     steps: int
+    # steps of the last start of the program. Earlier ones may have had another machine. None when unknown.
     steps_since_start: int | None
     loss: float | None
     tokens_per_second: float | None
+    # mean of that start without its first step, which warms up; None before the second step
     seconds_per_step: float | None
-    memory_bytes: dict[str, Number]
+    memory_bytes: dict[str, Number]  # the highest measured use, by kind
 
     @property
     def left_seconds(self) -> float | None:

@@ -41,14 +41,7 @@ class PromptAnswers(msgspec.Struct, frozen=True):
 
 
 class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows and tokens of the data.
-
-    Attributes:
-        repeated_rows: rows that repeat an earlier one. They are in `repeated_groups` groups.
-        held_out_trained, held_out_asked: held-out rows that were trained too: the whole row, or its question.
-
-    Earlier versions did not count these four.
-    """
+    """Rows and tokens of the data."""
 
     rows: Whole
     train_rows: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -58,8 +51,10 @@ class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Whole | None = None
     longest_row_tokens: Whole | None = None
     trained_token_share: Number | None = None
+    # Earlier versions did not count these four. First, rows that repeat an earlier one, in `repeated_groups` groups.
     repeated_rows: Whole | msgspec.UnsetType = msgspec.UNSET
     repeated_groups: Whole | msgspec.UnsetType = msgspec.UNSET
+    # held_out_trained, held_out_asked: held-out rows that were trained too: the whole row, or its question
     held_out_trained: Whole | msgspec.UnsetType = msgspec.UNSET
     held_out_asked: Whole | msgspec.UnsetType = msgspec.UNSET
     notes: list[str] = []
@@ -77,26 +72,21 @@ class TrainFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`train.json`.
-
-    Attributes:
-        run: the id of a run in the cloud, in which two runs of one recipe differ; None for a run of this machine.
-        saved_dtype: of the trained weights, as torch names it.
-        smaller_layout: why a second try trained with smaller batches; None if the first try fitted.
-        example: a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run,
-            and are not in what a job pushes.
-    """
+    """`train.json`."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "train"
+    # the id of a run in the cloud, in which two runs of one recipe differ; None for a run of this machine
     run: str | None = None
     recipe_hash: str | None = None
     steps: Whole
     verdict: Verdict
     outputs: dict[FileName, FileDigest]
-    saved_dtype: str | None = None
-    smaller_layout: Reason | None = None
+    saved_dtype: str | None = None  # of the trained weights, as torch names it
+    smaller_layout: Reason | None = None  # why a second try trained with smaller batches; None if the first try fitted
     checks: list[SmokeCheck] = []
+    # a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run, and are not
+    # in what a job pushes.
     example: str | None = None
     answer: PromptAnswers | None = None
     data: TrainedData
@@ -131,11 +121,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     The libraries choose the names of their arguments, so these are not listed here. The optimizer and the schedule are
     added when training starts. A part that an earlier version did not record is None.
-
-    Attributes:
-        base_weights: the weight files of the base, as they were when training started.
-        lora: None if the model has no adapter.
-        stops: the tokens that end answers and are not in the base's generation_config.json.
     """
 
     program: JsonObject | None = None
@@ -148,32 +133,27 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str | None] | None = None
     processes: JsonObject | None = None
     model: JsonObject | None = None
+    # the weight files of the base, as they were when training started
     base_weights: dict[FileName, FileDigest] | None = None
-    lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET
+    lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET  # None if the model has no adapter
     trainer: JsonObject | None = None
     data: FedData | None = None
-    stops: list[Whole] | None = None
+    stops: list[Whole] | None = None  # the tokens that end answers and are not in the base's generation_config.json
     optimizer: JsonObject | None = None
     schedule: JsonObject | None = None
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `metrics.jsonl`.
-
-    Attributes:
-        start: which start of the program made the step.
-        job: of Hugging Face Jobs.
-        epoch: how often all rows were fed by then.
-    """
+    """One line of `metrics.jsonl`."""
 
     step: Whole
     steps: Whole
-    start: Whole | None = None
-    job: str | None = None
+    start: Whole | None = None  # which start of the program made the step
+    job: str | None = None  # of Hugging Face Jobs
     loss: Number | None = None
     grad_norm: Number | None = None
     learning_rate: Number | None = None
-    epoch: Number | None = None
+    epoch: Number | None = None  # how often all rows were fed by then
     tokens: Whole | None = None
     trained_tokens: Whole | None = None
     seconds: Number | None = None
@@ -190,31 +170,23 @@ class FedRow(TypedDict):
 
 
 class Row(FedRow):
-    """The whole line, which also holds the row as it was read.
+    """The whole line, which also holds the row as it was read. `row`: its number in the data, from 0."""
 
-    Attributes:
-        row: its number in the data, from 0.
-        line: its line in its file.
-        messages, tools, trained_messages: of a chat.
-        prompt, completion: of a completion. A text has `text`.
-        images: files of pictures in the folder of the run, with their digests.
-        rendered: the text that the template writes.
-        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
-    """
-
-    line: Whole
+    line: Whole  # its line in its file
     kind: Literal["chat", "completion", "text"]
+    # messages, tools, trained_messages: of a chat
     messages: NotRequired[list[JsonObject]]
     tools: NotRequired[list[Any] | None]
     trained_messages: NotRequired[list[Whole]]
+    # prompt, completion: of a completion. A text has `text`.
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
     without_template: NotRequired[bool]
-    images: NotRequired[list[Any]]
+    images: NotRequired[list[Any]]  # files of pictures in the folder of the run, with their digests
     image_sha256: NotRequired[list[str]]
-    rendered: str
-    truncated: bool
+    rendered: str  # the text that the template writes
+    truncated: bool  # whether it was longer than max_length. `full_length` is its length in tokens.
     full_length: Whole
 
 

@@ -13,24 +13,15 @@ from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was measured on one file, and its limit.
+    """What was measured on one file, and its limit."""
 
-    Attributes:
-        name: a stable word, such as `logits`.
-        file: name of the GGUF file.
-        figure: the measured value that decides the verdict.
-        threshold: the value that it is compared with.
-        detail: one sentence for a person.
-        figures: further values, for programs.
-    """
-
-    name: str
-    file: str
+    name: str  # a stable word, such as `logits`
+    file: str  # name of the GGUF file
     verdict: Verdict
-    figure: Number | str | None
-    threshold: Number | str | None
-    detail: str
-    figures: Mapping[str, object] = {}
+    figure: Number | str | None  # the measured value that decides the verdict
+    threshold: Number | str | None  # the value that it is compared with
+    detail: str  # one sentence for a person
+    figures: Mapping[str, object] = {}  # further values, for programs
 
 
 class NotChecked(msgspec.Struct, frozen=True):
@@ -45,44 +36,30 @@ Finding = Check | NotChecked
 
 
 class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof is valid for.
-
-    Attributes:
-        base: digests of its files; or the words `the reference`.
-        rows, held_out: sha256 of the rows.
-        unread: files that could not be judged, each with the reason.
-        pictures: the model folder whose answers to pictures a projector was held against.
-    """
+    """What a proof is valid for."""
 
     reference: dict[str, FileDigest]
     adapter: dict[str, FileDigest] | None
-    base: dict[str, FileDigest] | str | None
+    base: dict[str, FileDigest] | str | None  # digests of its files; or the words `the reference`
     ggufs: dict[FileName, FileDigest]
+    # rows, held_out: sha256 of the rows
     rows: str
     held_out: str
-    unread: list[list[str]] = []
+    unread: list[list[str]] = []  # files that could not be judged, each with the reason
+    # the model folder whose answers to pictures a projector was held against
     pictures: dict[str, FileDigest] | None = None
 
 
 class ProofOptions(msgspec.Struct, frozen=True):
-    """How much was compared.
-
-    Attributes:
-        engines: the programs that the files were asked in, with their versions; empty for one that is not here.
-    """
+    """How much was compared."""
 
     tokens: Whole
+    # the programs that the files were asked in, with their versions; empty for one that is not here
     engines: dict[str, str] = {}
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks of each file, and what they are valid for.
-
-    Attributes:
-        verdict: the worst of the checks.
-        samples: how much was compared: tokens, texts, rows, conversations, answers.
-        finished_at: UTC.
-    """
+    """The checks of each file, and what they are valid for."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str
@@ -90,14 +67,14 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     options: ProofOptions
     versions: dict[str, str | None]
     outputs: dict[FileName, FileDigest] = {}
-    verdict: Verdict
+    verdict: Verdict  # the worst of the checks
     checks: list[Check]
     not_checked: list[NotChecked]
-    samples: dict[str, Whole]
+    samples: dict[str, Whole]  # how much was compared: tokens, texts, rows, conversations, answers
     seconds: Number
     peak_memory_bytes: Whole | None = None
     peak_memory_children_bytes: Whole | None = None
-    finished_at: str
+    finished_at: str  # UTC
 
 
 def read(path: Path) -> Proof:

@@ -22,22 +22,15 @@ _ROWS = 64  # rows whose tokens are compared
 
 @dataclass(frozen=True)
 class Questions(MeasureRequest):
-    """What is asked about one reference. Nothing here needs its weights.
+    """What is asked about one reference. Nothing here needs its weights."""
 
-    Attributes:
-        folder: the model; `adapter` is put on top of it.
-        rows: the first rows as the trainer was fed them.
-        texts: strings whose tokens are compared.
-        rendered: `conversations` by the reference's chat template; None without one.
-    """
-
-    folder: Path
+    folder: Path  # the model; `adapter` is put on top of it
     adapter: Path | None
     config: JsonObject
     tokenizer: Any
-    rows: list[Row]
-    texts: list[str]
-    rendered: list[Rendered] | None
+    rows: list[Row]  # the first rows as the trainer was fed them
+    texts: list[str]  # strings whose tokens are compared
+    rendered: list[Rendered] | None  # `conversations` by the reference's chat template; None without one
 
     @property
     def conversations(self) -> list[Conversation]:

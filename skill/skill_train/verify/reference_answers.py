@@ -40,32 +40,23 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True)
 class ReferenceMeasurements:
-    """Everything that files are compared with.
-
-    Attributes:
-        vocabulary: width of the logits.
-        tuned: file of float32 logits [tokens, vocabulary].
-        base: file of the base's logits for the first `base_rows` tokens; None without a base.
-        why_no_base: the reason when `base` is None.
-        rounded: file of the logits of the reference with its weights rounded as the merge stored them; None if the
-            merge rounded nothing, or if the rounding is unknown.
-        stored: the type that the weights are rounded to.
-        cost: how far the rounded reference is from the reference.
-        noise: for a mixture of experts, by type of file: how far the model moves when what goes into products is
-            rounded to that type.
-    """
+    """Everything that files are compared with."""
 
     sequences: list[Sequence]
-    vocabulary: int
-    tuned: Path
-    base: Path | None
+    vocabulary: int  # width of the logits
+    tuned: Path  # file of float32 logits [tokens, vocabulary]
+    base: Path | None  # file of the base's logits for the first `base_rows` tokens; None without a base
     base_rows: int
-    why_no_base: str
+    why_no_base: str  # the reason when `base` is None
     answers: list[ReferenceAnswer] = field(default_factory=list)
     sample: Sample = field(default_factory=Sample)
+    # file of the logits of the reference with its weights rounded as the merge stored them; None if the merge rounded
+    # nothing, or if the rounding is unknown
     rounded: Path | None = None
-    stored: str = ""
-    cost: Distance | None = None
+    stored: str = ""  # the type that the weights are rounded to
+    cost: Distance | None = None  # how far the rounded reference is from the reference
+    # for a mixture of experts, by type of file: how far the model moves when what goes into products is rounded to that
+    # type
     noise: dict[str, Distance] = field(default_factory=dict)
 
     @property
@@ -84,19 +75,12 @@ class ReferenceMeasurements:
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What the reference is asked.
+    """What the reference is asked."""
 
-    Attributes:
-        sequences: token ids whose logits are compared.
-        prompts: token ids to answer.
-        stops: ids that end an answer.
-        sample: how much is asked.
-    """
-
-    sequences: list[list[int]]
-    prompts: list[list[int]]
-    stops: set[int]
-    sample: Sample
+    sequences: list[list[int]]  # token ids whose logits are compared
+    prompts: list[list[int]]  # token ids to answer
+    stops: set[int]  # ids that end an answer
+    sample: Sample  # how much is asked
 
 
 def measure(

@@ -21,20 +21,13 @@ _FEWEST = 128  # below this built-in texts are added
 
 @dataclass(frozen=True)
 class Sample:
-    """How much is asked.
+    """How much is asked."""
 
-    Attributes:
-        tokens: whose logits are compared with the tuned model.
-        quantized_tokens: of those, the ones for quantized files.
-        base_tokens: whose logits are compared with the base.
-        answer_tokens: of each answer, at most.
-    """
-
-    tokens: int = 2048
-    quantized_tokens: int = 2048
-    base_tokens: int = 256
+    tokens: int = 2048  # whose logits are compared with the tuned model
+    quantized_tokens: int = 2048  # of those, the ones for quantized files
+    base_tokens: int = 256  # whose logits are compared with the base
     prompts: int = PROMPTS
-    answer_tokens: int = 32
+    answer_tokens: int = 32  # of each answer, at most
 
 
 def sample_of(weights: int, tokens: int | None) -> Sample:

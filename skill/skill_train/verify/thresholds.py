@@ -86,31 +86,23 @@ _SHARE, _SHARE_COARSE, _SHARE_FROM = (0.05, 0.2), (0.15, 0.35), 0.01
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds for one type, each as a pair: above the first is a warning, above the second a failure.
+    """Bounds for one type, each as a pair: above the first is a warning, above the second a failure."""
 
-    Attributes:
-        kl: mean KL divergence from the reference, nats.
-        ratio: perplexity ratio - 1, beyond its 95 % interval.
-        gap: log-probability, in nats, by which the reference may prefer its own token where the answers part.
-        share: |share of the tuning in the file - 1|.
-        tuning: KL divergence between tuned model and base, nats, from which on `share` may fail. A smaller tuning is
-            less than what the type itself loses, and rounding swallows a part of it.
-        source: where the bounds come from.
-        far: nats by which rounding alone moves one token. A few tokens of a correct file may be so far off, because a
-            mixture of experts has near-ties between experts, and they turn.
-        typical: median divergence, nats. It is used for mixtures, where routers that turn move the other tokens.
-        noise: mean KL divergence, nats, by which rounding in products alone moves this model.
-    """
-
-    kl: tuple[float, float]
-    ratio: tuple[float, float]
+    kl: tuple[float, float]  # mean KL divergence from the reference, nats
+    ratio: tuple[float, float]  # perplexity ratio - 1, beyond its 95 % interval
+    # log-probability, in nats, by which the reference may prefer its own token where the answers part
     gap: tuple[float, float]
-    share: tuple[float, float]
+    share: tuple[float, float]  # |share of the tuning in the file - 1|
+    # KL divergence between tuned model and base, nats, from which on `share` may fail. A smaller tuning is less than
+    # what the type itself loses, and rounding swallows a part of it.
     tuning: float
-    source: str
+    source: str  # where the bounds come from
+    # nats by which rounding alone moves one token. A few tokens of a correct file may be so far off, because a mixture
+    # of experts has near-ties between experts, and they turn.
     far: float = 0.0
+    # median divergence, nats. It is used for mixtures, where routers that turn move the other tokens.
     typical: tuple[float, float] | None = None
-    noise: float | None = None
+    noise: float | None = None  # mean KL divergence, nats, by which rounding in products alone moves this model
 
 
 def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:

@@ -30,21 +30,14 @@ OnText = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How answers are made.
-
-    Attributes:
-        context: the most tokens of a prompt with its answer.
-        raw: the text is continued as it stands, without a chat template.
-        tokenizer_of: the folder whose tokenizer a GGUF file is held against; None where nobody knows it.
-        device: `cpu` or `gpu`; None for the GPU where there is one.
-    """
+    """How answers are made."""
 
     sampling: Sampling
     most: int
-    context: int
-    raw: bool
-    tokenizer_of: Path | None
-    device: str | None = None
+    context: int  # the most tokens of a prompt with its answer
+    raw: bool  # the text is continued as it stands, without a chat template
+    tokenizer_of: Path | None  # the folder whose tokenizer a GGUF file is held against; None where nobody knows it
+    device: str | None = None  # `cpu` or `gpu`; None for the GPU where there is one
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,10 @@ _ROOM = 8  # tokens of context to spare
 
 @dataclass(frozen=True)
 class Judge:
-    """Texts, and what the unquantized file answers to them.
-
-    Attributes:
-        logits: the file of its logits, float32 [tokens, vocabulary].
-    """
+    """Texts, and what the unquantized file answers to them."""
 
     sequences: list[Sequence]
-    logits: Path
+    logits: Path  # the file of its logits, float32 [tokens, vocabulary]
     vocabulary: int
 
     @property

@@ -27,17 +27,11 @@ _MORE_BITS = 4.0  # one bit more halves the error, and a quarter of its square i
 
 @dataclass(frozen=True)
 class Choice:
-    """A mix of types.
+    """A mix of types."""
 
-    Attributes:
-        types: by the name of the matrix.
-        n_bytes: of these matrices.
-        kl: the sum of their divergences, in nats: an estimate.
-    """
-
-    types: dict[str, str]
-    n_bytes: int
-    kl: float
+    types: dict[str, str]  # by the name of the matrix
+    n_bytes: int  # of these matrices
+    kl: float  # the sum of their divergences, in nats: an estimate
 
 
 def candidates(columns: int, bits: float, *, with_matrix: bool) -> list[str]:

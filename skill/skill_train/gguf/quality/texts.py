@@ -27,23 +27,15 @@ _LOGITS_BYTES = 400_000_000  # of the unquantized file, on disk
 
 @dataclass(frozen=True)
 class RunTexts:
-    """Token ids to compute of, and others to compare on.
-
-    Attributes:
-        sha256: of the ids to compute of.
-        why: how many tokens these are, and why not more.
-        source: `TRAINING`, rows of the run's data; or `SAMPLES`, the few that the run keeps.
-        lacking: why they are not rows of the data.
-        further_parts: how many of the texts to compute of are a second or later part of a row.
-    """
+    """Token ids to compute of, and others to compare on."""
 
     computed: list[list[int]]
     compared: list[list[int]]
-    sha256: str
-    why: str
-    source: str = SAMPLES
-    lacking: str = ""
-    further_parts: int = 0
+    sha256: str  # of the ids to compute of
+    why: str  # how many tokens these are, and why not more
+    source: str = SAMPLES  # `TRAINING`, rows of the run's data; or `SAMPLES`, the few that the run keeps
+    lacking: str = ""  # why they are not rows of the data
+    further_parts: int = 0  # how many of the texts to compute of are a second or later part of a row
 
     @property
     def rows(self) -> int:

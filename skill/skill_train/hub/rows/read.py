@@ -28,20 +28,13 @@ _PAGE_BYTES = 262_144
 
 
 class ReadRows(NamedTuple):
-    """The rows that were read.
+    """The rows that were read."""
 
-    Attributes:
-        total: the rows of the split; `basis`: how their number was determined.
-        numbered: from the start of the split, each behind its line in its file.
-        whole: these are all rows.
-        estimated: whether `total` is no count, and no statement of the card.
-    """
-
-    total: int
+    total: int  # the rows of the split; `basis`: how their number was determined
     basis: str
-    numbered: list[tuple[int, Row]]
-    whole: bool
-    estimated: bool = False
+    numbered: list[tuple[int, Row]]  # from the start of the split, each behind its line in its file
+    whole: bool  # these are all rows
+    estimated: bool = False  # whether `total` is no count, and no statement of the card
 
     @property
     def rows(self) -> list[Row]:

@@ -11,16 +11,11 @@ from skill_train.hub.client import REQUEST_SECONDS
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of one split, with their sizes in bytes.
-
-    Attributes:
-        commit: the commit of the dataset.
-        revision: the revision with the files: that commit, or the Hub's Parquet copy.
-    """
+    """The files of one split, with their sizes in bytes."""
 
     dataset: str
-    commit: str
-    revision: str
+    commit: str  # the commit of the dataset
+    revision: str  # the revision with the files: that commit, or the Hub's Parquet copy
     names: list[str]
     sizes: dict[str, int]
 

@@ -16,14 +16,11 @@ ENGINES, ALL = (PYTHON_SERVER, LLAMA_SERVER, OLLAMA), "all"
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A conversation before an answer, and the tokens that the answer may have.
-
-    Attributes:
-        pictures: PNG files, one for each part `{"type": "image"}` of the messages, whose contents are parts then.
-    """
+    """A conversation before an answer, and the tokens that the answer may have."""
 
     conversation: Conversation
     most: int
+    # PNG files, one for each part `{"type": "image"}` of the messages, whose contents are parts then
     pictures: tuple[bytes, ...] = ()
 
 
@@ -35,46 +32,32 @@ def messages_of(question: EngineQuestion, written: Callable[[Any, Iterator[bytes
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """The prompt that an engine made of a conversation, and its greedy answer.
+    """The prompt that an engine made of a conversation, and its greedy answer."""
 
-    Attributes:
-        prompt: its text, with llama.cpp's marker for each picture; None where the engine does not say.
-        ids: of the prompt as the model read them; None where the engine does not say.
-        prompt_tokens: how many it counted; None where it does not say.
-        stopped: it ended the answer itself.
-        tokens: the ids of the answer, without the one that ends it; None where the engine does not say.
-        whole_characters: `tokens` are those behind which the answer ended with a whole character, as it was written.
-        pieces: the bytes of its tokens that have some; None where the engine does not say.
-        refused: why there is no prompt.
-        no_answer: why there is a prompt, and no answer.
-    """
-
-    prompt: str | None = None
-    ids: list[int] | None = None
-    prompt_tokens: int | None = None
+    prompt: str | None = None  # its text, with llama.cpp's marker for each picture; None where the engine does not say
+    ids: list[int] | None = None  # of the prompt as the model read them; None where the engine does not say
+    prompt_tokens: int | None = None  # how many it counted; None where it does not say
     text: str = ""
-    stopped: bool = False
+    stopped: bool = False  # it ended the answer itself
+    # the ids of the answer, without the one that ends it; None where the engine does not say
     tokens: list[int] | None = None
+    # `tokens` are those behind which the answer ended with a whole character, as it was written
     whole_characters: bool = False
-    pieces: list[bytes] | None = None
-    refused: str = ""
-    no_answer: str = ""
+    pieces: list[bytes] | None = None  # the bytes of its tokens that have some; None where the engine does not say
+    refused: str = ""  # why there is no prompt
+    no_answer: str = ""  # why there is a prompt, and no answer
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """The answers of one engine, in the order of the questions.
-
-    Attributes:
-        figures: what else it says of itself, such as the chat format that it chose.
-        without: what of it was switched off, because it does not run here with it.
-    """
+    """The answers of one engine, in the order of the questions."""
 
     engine: str
     version: str
     answers: list[EngineAnswer]
+    # what else it says of itself, such as the chat format that it chose
     figures: dict[str, str] = field(default_factory=dict)
-    without: str = ""
+    without: str = ""  # what of it was switched off, because it does not run here with it
 
     @property
     def told(self) -> str:

@@ -24,35 +24,24 @@ _BEGIN_SECONDS = 600.0  # a large file is read from a slow disk
 
 
 class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, and how.
-
-    Attributes:
-        name: of the model, for its clients.
-        port: 0 for a free one.
-        api_key: what a client must show; None for nothing.
-        template: the chat template of the file; None serves completions of text alone.
-        composes: prompts are brought into the form NFC, as the model's tokenizer does and llama.cpp does not.
-        sampling: what holds where a request says nothing.
-        device: `cpu` or `gpu`; None for the GPU where llama.cpp has one.
-        stock: the server as it is by itself: its own guess of a chat format, its own defaults.
-        reports: each prompt goes to the command, as the ids that the model read.
-    """
+    """What is served, and how."""
 
     gguf: str
-    name: str
+    name: str  # of the model, for its clients
     host: str = LOOPBACK
-    port: int = 0
-    api_key: str | None = None
-    template: str | None = None
+    port: int = 0  # 0 for a free one
+    api_key: str | None = None  # what a client must show; None for nothing
+    template: str | None = None  # the chat template of the file; None serves completions of text alone
     bos: str = ""
     eos: str = ""
+    # prompts are brought into the form NFC, as the model's tokenizer does and llama.cpp does not
     composes: bool = False
-    sampling: Sampling = Sampling()
+    sampling: Sampling = Sampling()  # what holds where a request says nothing
     context_tokens: int
     threads: int
-    device: str | None = "cpu"
-    stock: bool = False
-    reports: bool = False
+    device: str | None = "cpu"  # `cpu` or `gpu`; None for the GPU where llama.cpp has one
+    stock: bool = False  # the server as it is by itself: its own guess of a chat format, its own defaults
+    reports: bool = False  # each prompt goes to the command, as the ids that the model read
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -64,21 +53,14 @@ class Exchange(msgspec.Struct, frozen=True):
 
 @dataclass
 class Served:
-    """A server that answers.
-
-    Attributes:
-        url: with the `/v1` that clients of OpenAI's protocol ask for.
-        chat_format: by which it writes prompts.
-        device: `cpu` or `gpu`.
-        repacks: weights may be packed anew for the processor, as the server does by itself.
-    """
+    """A server that answers."""
 
     worker: LiveWorker
-    url: str
+    url: str  # with the `/v1` that clients of OpenAI's protocol ask for
     version: str
-    chat_format: str
-    device: str
-    repacks: bool
+    chat_format: str  # by which it writes prompts
+    device: str  # `cpu` or `gpu`
+    repacks: bool  # weights may be packed anew for the processor, as the server does by itself
 
     def wait(self) -> None:
         """Waits until the server ends, and raises the reason.

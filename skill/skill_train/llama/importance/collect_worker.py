@@ -28,38 +28,25 @@ CONTEXT = 512  # tokens of one text, as llama.cpp's own tool takes them (tools/i
 
 
 class CollectJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run, and the file for the matrix.
+    """What is run, and the file for the matrix."""
 
-    Attributes:
-        gguf: an unquantized file.
-        sequences: token ids, at most `CONTEXT` of each.
-        datasets: the names of the data, for the metadata of the file.
-        model, data: the sha256 of the model's file and of the token ids.
-    """
-
-    gguf: str
-    sequences: list[list[int]]
+    gguf: str  # an unquantized file
+    sequences: list[list[int]]  # token ids, at most `CONTEXT` of each
     threads: int
     out: str
-    datasets: list[str]
+    datasets: list[str]  # the names of the data, for the metadata of the file
+    # model, data: the sha256 of the model's file and of the token ids
     model: str
     data: str
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen.
+    """What was seen."""
 
-    Attributes:
-        tokens: that were read.
-        entries: matrices whose inputs were seen.
-        unused_experts: experts that no token was sent to.
-        unseen: matrices of layers whose inputs were not seen.
-    """
-
-    tokens: int
-    entries: int
-    unused_experts: int
-    unseen: list[str]
+    tokens: int  # that were read
+    entries: int  # matrices whose inputs were seen
+    unused_experts: int  # experts that no token was sent to
+    unseen: list[str]  # matrices of layers whose inputs were not seen
 
 
 def windows(ids: list[int], first_token: int | None) -> list[list[int]]:
@@ -78,8 +65,8 @@ class Sums:
     """The sums of squares by matrix, filled by `take`.
 
     Attributes:
-        error: the first exception of the callback. llama.cpp's C code cannot pass it on; it stops the graph, and says
-            that all went well.
+        error: the first exception of the callback. llama.cpp's C code cannot pass it on; it stops the graph, and
+            says that all went well.
     """
 
     def __init__(self, nodes: Nodes, shapes: dict[str, tuple[int, int]]) -> None:

@@ -35,15 +35,10 @@ _NEVER_QUANTIZED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """Of one matrix of the model. A mixture has a count for each expert.
+    """Of one matrix of the model. A mixture has a count for each expert."""
 
-    Attributes:
-        sums: float32 [matrices, columns].
-        counts: float32 [matrices], or [1] for all of them.
-    """
-
-    sums: np.ndarray
-    counts: np.ndarray
+    sums: np.ndarray  # float32 [matrices, columns]
+    counts: np.ndarray  # float32 [matrices], or [1] for all of them
 
     def means(self) -> np.ndarray:
         """The means of the squares, float32 [matrices x columns], as the quantizer takes them. An expert without any
@@ -66,17 +61,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """The entries by the name of the matrix, and what they were computed of.
-
-    Attributes:
-        datasets: names of the data, without folders.
-        model, data: sha256 of the model's file and of the token ids; empty in a file of another program.
-    """
+    """The entries by the name of the matrix, and what they were computed of."""
 
     entries: dict[str, Entry]
-    datasets: list[str]
+    datasets: list[str]  # names of the data, without folders
     chunk_count: int
     chunk_size: int
+    # model, data: sha256 of the model's file and of the token ids; empty in a file of another program
     model: str = ""
     data: str = ""
 

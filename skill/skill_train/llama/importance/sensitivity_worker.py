@@ -45,22 +45,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class SensitivityJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured.
-
-    Attributes:
-        matrix: the file of an importance matrix; empty for none.
-        out: the file to which each outcome is added as a line, as soon as it is known. Left out are matrices that no
-            node of the graph takes whole, so that they cannot be exchanged.
-        most_seconds: no trial begins after that.
-    """
+    """What is measured."""
 
     gguf: str
-    matrix: str
+    matrix: str  # the file of an importance matrix; empty for none
     sequences: list[list[int]]
     threads: int
     trials: list[TypeTrial]
+    # the file to which each outcome is added as a line, as soon as it is known. Left out are matrices that no node of
+    # the graph takes whole, so that they cannot be exchanged.
     out: str
-    most_seconds: float
+    most_seconds: float  # no trial begins after that
 
 
 class _Traits(ctypes.Structure):

@@ -20,19 +20,12 @@ WORKER = "skill_train.llama.pictures.answers_worker"
 
 
 class PairQuestion(msgspec.Struct, frozen=True):
-    """One question.
+    """One question."""
 
-    Attributes:
-        text: the prompt, with llama.cpp's marker in place of each picture.
-        pictures: files in the folder of the job.
-        answer: the right answer, as tokens; may be empty.
-        most: tokens that an answer may have.
-    """
-
-    text: str
-    pictures: list[str]
-    answer: list[int]
-    most: int
+    text: str  # the prompt, with llama.cpp's marker in place of each picture
+    pictures: list[str]  # files in the folder of the job
+    answer: list[int]  # the right answer, as tokens; may be empty
+    most: int  # tokens that an answer may have
 
 
 class PairQuestionsJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,21 +39,13 @@ class PairQuestionsJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the questions.
+    """In the order of the questions."""
 
-    Attributes:
-        losses: the sum of -log p in nats over the right answer; None where it is not finite.
-        answers: the most likely tokens, with the one that ends an answer.
-        stopped: the last one ends it.
-        prompt_tokens: of each prompt, with those of its pictures.
-        answer_seconds: of all answers, with the reading of the prompts.
-    """
-
-    losses: list[float | None]
-    answers: list[list[int]]
-    stopped: list[bool]
-    prompt_tokens: list[int]
-    answer_seconds: float
+    losses: list[float | None]  # the sum of -log p in nats over the right answer; None where it is not finite
+    answers: list[list[int]]  # the most likely tokens, with the one that ends an answer
+    stopped: list[bool]  # the last one ends it
+    prompt_tokens: list[int]  # of each prompt, with those of its pictures
+    answer_seconds: float  # of all answers, with the reading of the prompts
 
 
 def ask(

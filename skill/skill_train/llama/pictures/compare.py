@@ -22,61 +22,44 @@ MARKER = "<__media__>"  # stands for a picture in the text of a prompt: llama.cp
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A picture for llama.cpp, uint8 [height, width, 3].
-
-    Attributes:
-        overview: one more, of the size of a tile, that takes the place of the overview which llama.cpp would make.
-    """
+    """A picture for llama.cpp, uint8 [height, width, 3]."""
 
     pixels: Array
+    # one more, of the size of a tile, that takes the place of the overview which llama.cpp would make
     overview: Array = None
 
 
 class PicturePrompt(msgspec.Struct, frozen=True):
-    """A text with `MARKER` in place of each picture. Special tokens are recognised, and none is added.
-
-    Attributes:
-        embeddings: of all parts of pictures in their order, float32 [tokens, width]: the text is then read a second
-            time, with these in place of llama.cpp's own.
-    """
+    """A text with `MARKER` in place of each picture. Special tokens are recognised, and none is added."""
 
     text: str
     pictures: list[Picture]
+    # of all parts of pictures in their order, float32 [tokens, width]: the text is then read a second time, with these
+    # in place of llama.cpp's own
     embeddings: list[Array] = []
 
 
 class PictureJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, in one load of the pair.
-
-    Attributes:
-        any_size: pictures of every size are taken as they are. Otherwise llama.cpp's own limits hold, as for its users.
-        folder: where the answers' arrays are written.
-    """
+    """What is asked, in one load of the pair."""
 
     text: str
     projector: str
     threads: int
+    # pictures of every size are taken as they are. Otherwise llama.cpp's own limits hold, as for its users.
     any_size: bool
     prompts: list[PicturePrompt]
-    folder: str
+    folder: str  # where the answers' arrays are written
 
 
 class PictureChunk(msgspec.Struct, frozen=True):
-    """A part of a prompt as llama.cpp divides it: text, or a picture or one tile of it.
+    """A part of a prompt as llama.cpp divides it: text, or a picture or one tile of it."""
 
-    Attributes:
-        ids: of text; None for a picture.
-        tokens: embeddings that the model reads.
-        positions: by how many the position of what follows is further on.
-        pixels: the tensor that the vision tower reads, float32 [3, height, width]; None when it could not be read.
-        embeddings: what the projector makes of it, float32 [tokens, width].
-    """
-
-    ids: list[int] | None
-    tokens: int
-    positions: int
+    ids: list[int] | None  # of text; None for a picture
+    tokens: int  # embeddings that the model reads
+    positions: int  # by how many the position of what follows is further on
+    # the tensor that the vision tower reads, float32 [3, height, width]; None when it could not be read
     pixels: Array = None
-    embeddings: Array = None
+    embeddings: Array = None  # what the projector makes of it, float32 [tokens, width]
 
 
 class PictureAnswer(msgspec.Struct, frozen=True):

@@ -85,19 +85,13 @@ class LineEnd:
 
 @dataclass
 class Projector:
-    """A loaded projector of a loaded language model.
+    """A loaded projector of a loaded language model."""
 
-    Attributes:
-        api: of llama_cpp.mtmd_cpp.
-        width: of an embedding; of Qwen3-VL those of its inner layers lie behind the first.
-        line_end: what stands at the end of a line of a picture, of Pixtral and Mistral 3.
-    """
-
-    api: Any
+    api: Any  # of llama_cpp.mtmd_cpp
     context: Any
-    width: int
+    width: int  # of an embedding; of Qwen3-VL those of its inner layers lie behind the first
     watch: _Watch
-    line_end: LineEnd | None
+    line_end: LineEnd | None  # what stands at the end of a line of a picture, of Pixtral and Mistral 3
     _owned: contextlib.ExitStack
 
     @property

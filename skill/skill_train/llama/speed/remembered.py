@@ -22,17 +22,12 @@ LEAST_BYTES = 400e6
 
 
 class _CachedReading(msgspec.Struct, frozen=True):
-    """What a bench of this machine measured.
-
-    Attributes:
-        gigabytes_per_second: 10^9 bytes of weights.
-        basis: the file and the day, for the reader.
-    """
+    """What a bench of this machine measured."""
 
     schema: str
     chip: str
-    gigabytes_per_second: records.Number
-    basis: str
+    gigabytes_per_second: records.Number  # 10^9 bytes of weights
+    basis: str  # the file and the day, for the reader
 
 
 def read_tensors(file: GgufFile) -> list[Tensor]:

@@ -31,20 +31,15 @@ _BATCH = 512  # llama.cpp's own default of a micro-batch
 
 
 class SpeedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure.
-
-    Attributes:
-        device: `cpu` or `gpu`; None for the GPU where llama.cpp has one.
-        repacked: weights are packed anew for this processor.
-    """
+    """What to measure."""
 
     gguf: str
     prompt_tokens: int
     answer_tokens: int
     rounds: int
     threads: int
-    device: str | None = None
-    repacked: bool = True
+    device: str | None = None  # `cpu` or `gpu`; None for the GPU where llama.cpp has one
+    repacked: bool = True  # weights are packed anew for this processor
 
 
 class Round(msgspec.Struct, frozen=True):

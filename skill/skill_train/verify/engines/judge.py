@@ -20,21 +20,14 @@ from skill_train.verify.questions import Questions
 
 @dataclass(frozen=True)
 class InEngines:
-    """What is served, and what is asked.
+    """What is served, and what is asked."""
 
-    Attributes:
-        engines: version by name; empty for one that is not here.
-        rows: of text, held out where there are some.
-        files: language models.
-        pictures: what the pairs were asked; empty where none was judged.
-    """
-
-    engines: dict[str, str]
+    engines: dict[str, str]  # version by name; empty for one that is not here
     questions: Questions
-    rows: list[Row]
-    files: list[GgufFile]
+    rows: list[Row]  # of text, held out where there are some
+    files: list[GgufFile]  # language models
     projectors: list[GgufFile]
-    pictures: list[PictureQuestion]
+    pictures: list[PictureQuestion]  # what the pairs were asked; empty where none was judged
 
 
 def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> None:

@@ -54,15 +54,12 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class _Own:
-    """What llama.cpp makes of the pair here, in the order of the questions.
-
-    Attributes:
-        blank_gaps: by how many nats the pair prefers its own token to that of its answer to grey pictures of the same
-            sizes, where the two answers part; of answers that are equal there is none.
-    """
+    """What llama.cpp makes of the pair here, in the order of the questions."""
 
     answers: list[list[int]]
     prompt_tokens: list[int]
+    # by how many nats the pair prefers its own token to that of its answer to grey pictures of the same sizes, where
+    # the two answers part; of answers that are equal there is none
     blank_gaps: list[float]
 
 

@@ -36,15 +36,11 @@ _TENTH = {"deepseek2"}  # architectures whose files have a tenth of mscale_all_d
 
 @dataclass(frozen=True)
 class Stated:
-    """What config.json and its class in transformers state about the language part. A missing value is None.
-
-    Attributes:
-        fields: names that the class reads; empty if transformers has no class. Other names in a config.json change
-            nothing.
-    """
+    """What config.json and its class in transformers state about the language part. A missing value is None."""
 
     config: JsonObject
     defaults: JsonObject
+    # names that the class reads; empty if transformers has no class. Other names in a config.json change nothing.
     fields: frozenset[str] = frozenset()
 
     @cached_property

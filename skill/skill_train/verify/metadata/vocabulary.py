@@ -47,16 +47,12 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Files:
-    """The tokenizer files of a model folder that can be read; empty or None for a missing one.
-
-    Attributes:
-        added: ids of added tokens, and whether they are special. Two files may disagree on that.
-    """
+    """The tokenizer files of a model folder that can be read; empty or None for a missing one."""
 
     document: JsonObject
     pieces: Any
     merges: list[str] | None
-    added: dict[int, set[bool]]
+    added: dict[int, set[bool]]  # ids of added tokens, and whether they are special. Two files may disagree on that.
 
 
 def read_files(folder: Path) -> Files:

@@ -40,33 +40,22 @@ _OWN_NAME = re.compile(r"^(v|mm)\.[a-z0-9_]+\.(weight|bias)$")
 
 @dataclass(frozen=True)
 class ProjectorPlace:
-    """A weight of the model, or a part of it, in a tensor of the file.
-
-    Attributes:
-        source: name of the weight in the model's files.
-        part: what it belongs to.
-        arrange: from the weight to what the file holds.
-    """
+    """A weight of the model, or a part of it, in a tensor of the file."""
 
     tensor: str
-    source: str
-    part: Part
-    arrange: Callable[[Any], Any]
+    source: str  # name of the weight in the model's files
+    part: Part  # what it belongs to
+    arrange: Callable[[Any], Any]  # from the weight to what the file holds
 
 
 @dataclass(frozen=True)
 class TowerShape:
-    """What the places of the weights depend on.
-
-    Attributes:
-        deepstack: layers of the tower whose output is added in the language model.
-        line_end: the id of the token at the end of a line of a picture; None for a family without any.
-    """
+    """What the places of the weights depend on."""
 
     layers: int
     heads: int
-    deepstack: list[int]
-    line_end: int | None
+    deepstack: list[int]  # layers of the tower whose output is added in the language model
+    line_end: int | None  # the id of the token at the end of a line of a picture; None for a family without any
 
 
 def is_embedding(name: str) -> bool:

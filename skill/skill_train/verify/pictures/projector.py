@@ -163,22 +163,14 @@ def _deepstack(config: JsonObject) -> list[int]:
 
 @dataclass(frozen=True)
 class _ComparedTensor:
-    """A tensor beside the model's weight.
-
-    Attributes:
-        matrix: it is neither a norm nor a bias.
-        error: of the worst row, relative to its length.
-        fault: what is wrong; empty for nothing.
-        of_base: it is the base's weight, which is another.
-        turned: it is the model's weight with the colours in reverse order.
-    """
+    """A tensor beside the model's weight."""
 
     place: ProjectorPlace
-    matrix: bool
-    error: float
-    fault: str
-    of_base: bool = False
-    turned: bool = False
+    matrix: bool  # it is neither a norm nor a bias
+    error: float  # of the worst row, relative to its length
+    fault: str  # what is wrong; empty for nothing
+    of_base: bool = False  # it is the base's weight, which is another
+    turned: bool = False  # it is the model's weight with the colours in reverse order
 
 
 @dataclass

@@ -69,21 +69,13 @@ def check_same_pixels(
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the pair is from the model, by the names of the figures; divergences are means in nats.
+    """How far the pair is from the model, by the names of the figures; divergences are means in nats."""
 
-    Attributes:
-        embedding_error: relative to their length; of the worst picture or tile.
-        mean_kl: of the text behind the pictures.
-        mean_kl_given_embeddings: the same with the model's embeddings: the language model's part.
-        mean_kl_of_embeddings: between the two: the projector's part.
-        mean_kl_blank: of the model on grey pictures from itself.
-    """
-
-    embedding_error: float
-    mean_kl: float
-    mean_kl_given_embeddings: float
-    mean_kl_of_embeddings: float
-    mean_kl_blank: float
+    embedding_error: float  # relative to their length; of the worst picture or tile
+    mean_kl: float  # of the text behind the pictures
+    mean_kl_given_embeddings: float  # the same with the model's embeddings: the language model's part
+    mean_kl_of_embeddings: float  # between the two: the projector's part
+    mean_kl_blank: float  # of the model on grey pictures from itself
 
 
 def _judged(
