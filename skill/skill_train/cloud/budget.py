@@ -27,21 +27,17 @@ class Cost(TypedDict):
 
 @dataclass(frozen=True)
 class Budget:
-    """Attributes:
-    seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why. The cost
-        is that of whole minutes until the timeout at most.
-    most_usd: the cost of a job that runs until its timeout, which is the upper bound. None if no price is known.
-    lowered: the computed timeout was shortened, so that `most_usd` stays within `max_cost`.
-    """
-
     flavor: str
     timeout_seconds: int
     usd_per_hour: float | None
+    # seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why. The cost
+    # is that of whole minutes until the timeout at most.
     seconds: tuple[float, float] | None
     cost_usd: tuple[float, float] | None
+    # the cost of a job that runs until its timeout, which is the upper bound. None if no price is known.
     most_usd: float | None
     basis: str
-    lowered: bool = False
+    lowered: bool = False  # the computed timeout was shortened, so that `most_usd` stays within `max_cost`
 
     @property
     def tight(self) -> bool:

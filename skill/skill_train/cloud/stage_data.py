@@ -141,9 +141,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def require_no_secrets(staged: Staged) -> None:
-    """Raises:
-    UsageError: a file contains a token of the Hub. A job would train on it, and every reader of the data would have it.
-    """
+    """Raises UsageError if a file contains a token of the Hub: a job would train on it, and every reader have it."""
     for name, path in staged.files.items():
         if secret_in(path, account.token()) == "a token of the Hub":
             raise UsageError(

@@ -61,9 +61,7 @@ def holds_token(value: Any) -> bool:
 
 
 def refuse_in_arguments(arguments: Iterable[str]) -> None:
-    """Raises:
-    UsageError: an argument contains a token, which is then also in the shell's history and the list of processes.
-    """
+    """Raises UsageError if an argument contains a token, which is then in the shell's history and the process list."""
     for position, argument in enumerate(arguments, start=1):
         if holds_token(argument):
             raise pasted(f"argument {position}", "a command line without a token")

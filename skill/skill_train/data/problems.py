@@ -54,27 +54,19 @@ class RefusedRows(msgspec.Struct):
 
 
 class Survey(msgspec.Struct):
-    """Attributes:
-    rows: lines that are not blank; `usable` of them are taken by training.
-    columns: the kinds of value of each, in the order of appearance.
-    longest_row: the ordinal, among the usable rows, of the one with most text.
-    detected: how rows with pictures are read, with the column of pictures that a row has first.
-    told: of rows of text with tools or a mark; None for another method than sft.
-    open_quote: the line of a table at which `--fix` cannot count the rows.
-    """
-
-    rows: int = 0
+    rows: int = 0  # lines that are not blank; `usable` of them are taken by training
     usable: int = 0
     problems: dict[str, RefusedRows] = {}
-    columns: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}  # the kinds of value of each, in the order of appearance
     text_bytes: int = 0
     longest_text_bytes: int = 0
-    longest_row: int = 0
+    longest_row: int = 0  # the ordinal, among the usable rows, of the one with most text
     turns: int = 0
     longest_turns: int = 0
+    # how rows with pictures are read, with the column of pictures that a row has first
     detected: DetectedFormat | None = None
-    told: ToldRows | None = None
-    open_quote: int | None = None
+    told: ToldRows | None = None  # of rows of text with tools or a mark; None for another method than sft
+    open_quote: int | None = None  # the line of a table at which `--fix` cannot count the rows
     seen: SeenRows = msgspec.field(default_factory=SeenRows)
 
     @property

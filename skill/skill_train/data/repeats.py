@@ -24,7 +24,7 @@ class Repeats:
         self._rows = _Sorter()
 
     def add(self, content: bytes, place: int) -> None:
-        """Args: place: the row's place in the dataset. Rows must be added in the order of their places."""
+        """`place`: the row's place in the dataset. Rows must be added in the order of their places."""
         self._rows.add(hashlib.sha256(content).digest()[:_DIGEST] + place.to_bytes(_PLACE, "big"))
 
     def places(self) -> Iterator[int]:

@@ -64,11 +64,8 @@ def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
 
 
 class PictureCounter:
-    """Counts the tokens of pictures, row by row.
-
-    Attributes:
-        of: the tokens of a picture of some size. It raises `Refused` where nothing is left once that is resized.
-    """
+    """Counts the tokens of pictures, row by row. `of`: the tokens of a picture of some size. It raises `Refused` where
+    nothing is left once that is resized."""
 
     def __init__(self, processor: ImageProcessor, *, engine: bool) -> None:
         counted = partial(picture_tokens, processor, engine=Engine(processor) if engine else None)

@@ -180,10 +180,7 @@ def _at_once(path: str, flags: int) -> int:
 
 class _Cursor:
     """Reads forward and never past the end. A memory map would end the process if the file were truncated meanwhile.
-
-    Attributes:
-        data: the start of the file, as far as it was needed so far.
-    """
+    `data`: the start of the file, as far as it was needed so far."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self.size = file, size

@@ -32,11 +32,7 @@ PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One job of a run.
-
-    Attributes:
-        asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
-    """
+    """One job of a run. `asked_at`, `created_at`, `ended_at`: UTC, such as `2026-11-21T10:00:00Z`."""
 
     number: Whole  # from 1; also in the label `attempt`
     state: Literal["starting", "started"]

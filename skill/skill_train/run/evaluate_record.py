@@ -37,11 +37,7 @@ class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables show of one model.
-
-    Attributes:
-        asked_rows, scored_rows: the number of rows behind `exact_match` and `score`.
-    """
+    """What the tables show of one model. `asked_rows` and `scored_rows` are behind `exact_match` and `score`."""
 
     name: str
     backend: str

@@ -145,14 +145,9 @@ class Task(TypedDict):
 
 
 class SkyRun(NamedTuple):
-    """Attributes:
-    bucket: the folder in a bucket of the Hub that receives all files of the run, `hf://buckets/…`.
-    data: the path of local data, relative to the folder of the task.
-    """
-
     id: str
-    bucket: str
-    data: str | None
+    bucket: str  # the folder in a bucket of the Hub that receives all files of the run, `hf://buckets/…`
+    data: str | None  # the path of local data, relative to the folder of the task
     timeout_seconds: int
 
 

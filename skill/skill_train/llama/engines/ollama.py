@@ -153,9 +153,7 @@ def _message(message: Any, pictures: Iterator[bytes]) -> Any:
 
 
 def _refusal(refusal: HttpRefusal) -> str:
-    """Raises:
-    VerificationFailed: it is that of a crash.
-    """
+    """Raises VerificationFailed if it is that of a crash."""
     if _CRASHED in str(refusal):
         hint = "ollama run on the same file, and read the log of ollama serve"
         raise bad_gguf("Ollama crashes on the file", got=str(refusal), hint=hint) from None

@@ -85,9 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_server() -> None:
-    """Raises:
-    NotInstalled: llama_cpp.server lacks a package.
-    """
+    """Raises NotInstalled if llama_cpp.server lacks a package."""
     if missing := missing_packages():
         raise NotInstalled(
             f"llama_cpp.server needs packages that are not installed: {', '.join(missing)}",

@@ -62,17 +62,13 @@ def windows(ids: list[int], first_token: int | None) -> list[list[int]]:
 
 
 class Sums:
-    """The sums of squares by matrix, filled by `take`.
-
-    Attributes:
-        error: the first exception of the callback. llama.cpp's C code cannot pass it on; it stops the graph, and
-            says that all went well.
-    """
+    """The sums of squares by matrix, filled by `take`."""
 
     def __init__(self, nodes: Nodes, shapes: dict[str, tuple[int, int]]) -> None:
         self.nodes, self.shapes = nodes, shapes
         self.squares: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
+        # of the callback: llama.cpp's C code cannot pass it on; it stops the graph, and says that all went well
         self.error: BaseException | None = None
 
     def take(self, pointer: int, asks: bool, _: Any) -> bool:

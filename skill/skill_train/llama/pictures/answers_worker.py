@@ -86,7 +86,7 @@ def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Ch
 def _answered(
     llama: Llama, encoder: Projector, step: int, questions: list[PairQuestion], prompts: list[list[Chunk]]
 ) -> PairAnswers:
-    """Args: step: tokens read at once."""
+    """`step`: tokens read at once."""
     sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
     for number, (question, chunks) in enumerate(zip(questions, prompts, strict=True)):
         report_progress(number, len(questions), "reading pictures")

@@ -63,16 +63,10 @@ class PictureChunk(msgspec.Struct, frozen=True):
 
 
 class PictureAnswer(msgspec.Struct, frozen=True):
-    """Attributes:
-    logits: after each token of the text behind the last picture, float32 [tokens, vocabulary].
-    logits_of_given: the same with the given embeddings; None without any.
-    unread: why the pixels of some chunk are None; empty when all were read.
-    """
-
     chunks: list[PictureChunk]
-    logits: Array
-    logits_of_given: Array
-    unread: str
+    logits: Array  # after each token of the text behind the last picture, float32 [tokens, vocabulary]
+    logits_of_given: Array  # the same with the given embeddings; None without any
+    unread: str  # why the pixels of some chunk are None; empty when all were read
 
     @property
     def pictures(self) -> list[PictureChunk]:

@@ -58,7 +58,7 @@ def _chunks(encoder: Projector, prompt: PicturePrompt) -> list[Chunk]:
 
 
 def _answer(llama: Llama, encoder: Projector, step: int, prompt: PicturePrompt, chunks: list[Chunk]) -> PictureAnswer:
-    """Args: step: tokens read at once."""
+    """`step`: tokens read at once."""
     import numpy as np
 
     parts, own, unread = [], [], ""

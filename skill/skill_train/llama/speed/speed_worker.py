@@ -63,13 +63,8 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class SpeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    device: where it ran.
-    repacked: llama.cpp was allowed to pack the weights anew.
-    """
-
-    device: str
-    repacked: bool
+    device: str  # where it ran
+    repacked: bool  # llama.cpp was allowed to pack the weights anew
     threads: int
     prompt: Timing
     answer: Timing

@@ -201,7 +201,7 @@ def _score_faults(scores: list[float], expected: list[float], added: set[int]) -
 
 
 def _type_faults(types: list[int], own: list[str | None], files: Files, special: set[int]) -> list[str]:
-    """Args: special: tokens that the tokenizer itself takes for special ones."""
+    """`special`: tokens that the tokenizer itself takes for special ones."""
     faults = []
     for token, allowed in _allowed_types(own, files, special):
         if token < len(types) and types[token] not in allowed:

@@ -21,22 +21,13 @@ SAME = 1e-4  # of a normalized colour, whose steps are 0.008 or more
 
 @dataclass(frozen=True)
 class MeasuredPictures:
-    """Attributes:
-    kind: `model_type` of config.json.
-    engine: the model was trained on the pixels of llama.cpp, and is asked with them.
-    picture_token: the id that stands for a part of a picture.
-    token_texts: tokens of and around pictures, by id.
-    texts: of all tokens, by id.
-    vocabulary: number of tokens that the model answers with.
-    mean, std: of the colours, as the model's processor normalizes them.
-    """
-
-    kind: str
-    engine: bool
-    picture_token: int
-    token_texts: dict[int, str]
-    texts: list[str]
-    vocabulary: int
+    kind: str  # `model_type` of config.json
+    engine: bool  # the model was trained on the pixels of llama.cpp, and is asked with them
+    picture_token: int  # the id that stands for a part of a picture
+    token_texts: dict[int, str]  # tokens of and around pictures, by id
+    texts: list[str]  # of all tokens, by id
+    vocabulary: int  # number of tokens that the model answers with
+    # mean, std: of the colours, as the model's processor normalizes them
     mean: list[float]
     std: list[float]
     questions: list[PictureQuestion]

@@ -175,13 +175,10 @@ class _ComparedTensor:
 
 @dataclass
 class _Comparison:
-    """Attributes:
-    missing: tensors that the file lacks, with the part that they belong to.
-    unknown: weights of the model, and tensors of the file, without a known counterpart.
-    """
-
     compared: list[_ComparedTensor] = field(default_factory=list)
+    # tensors that the file lacks, with the part that they belong to
     missing: list[ProjectorPlace] = field(default_factory=list)
+    # weights of the model, and tensors of the file, without a known counterpart
     unknown: list[str] = field(default_factory=list)
 
 
@@ -277,7 +274,7 @@ def _weights(folder: Path, shape: TowerShape) -> dict[str, StoredTensor]:
 def _compared(
     gguf: GgufFile, place: ProjectorPlace, stored: StoredTensor, other: StoredTensor | None
 ) -> _ComparedTensor:
-    """Args: other: the base's weight of that name; None if it has none."""
+    """`other`: the base's weight of that name; None if it has none."""
     weight = place.arrange(read_tensor(stored))
     error, fault = _difference(gguf, place, weight)
     matrix = len(gguf.tensors[place.tensor].shape) > 1
