@@ -83,13 +83,7 @@ class Price:
 
 
 def budget(
-    need: Need,
-    *,
-    price: Price,
-    timeout: int | None,
-    max_cost: float | None,
-    spent: float = 0.0,
-    command: str = "",
+    need: Need, *, price: Price, timeout: int | None, max_cost: float | None, spent: float = 0.0, command: str = ""
 ) -> Budget:
     """The budget of a job.
 

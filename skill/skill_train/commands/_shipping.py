@@ -49,9 +49,7 @@ class _FileOptions:
         "up to two i-quants]",
     )
     out: Path | None = option(
-        None,
-        "Folder for the files of a model folder; those of RUN go to RUN/gguf.  [default: FOLDER-gguf]",
-        PATH,
+        None, "Folder for the files of a model folder; those of RUN go to RUN/gguf.  [default: FOLDER-gguf]", PATH
     )
     lora: bool = option(False, "Export only the adapter, for use with a GGUF file of its base model.")
     mmproj: str | None = option(

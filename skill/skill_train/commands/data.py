@@ -51,9 +51,7 @@ class DataOptions:
     )
     model: str | None = option(None, "Model whose tokenizer and chat template count the tokens: folder or Hub id.")
     method: str = option(
-        "sft",
-        "Method to check the dataset for; only sft can be trained here.",
-        ("sft", "dpo", "kto", "grpo", "reward"),
+        "sft", "Method to check the dataset for; only sft can be trained here.", ("sft", "dpo", "kto", "grpo", "reward")
     )
     split: str | None = option(None, "Part of the dataset, such as train[:500].  [default: train]")
     max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))

@@ -23,12 +23,7 @@ from skill_train.commands._export import (
     quantize_files,
     require_possible,
 )
-from skill_train.commands._export_answer import (
-    ExportedFiles,
-    modelfile_of,
-    require_file_for_modelfile,
-    result_of,
-)
+from skill_train.commands._export_answer import ExportedFiles, modelfile_of, require_file_for_modelfile, result_of
 from skill_train.commands._outputs import (
     beside,
     listed,

@@ -101,12 +101,7 @@ class PictureCounter:
 
 
 def token_range(
-    rows: int,
-    text_bytes: int,
-    longest_text_bytes: int,
-    max_length: int,
-    turns: int = 0,
-    longest_turns: int = 0,
+    rows: int, text_bytes: int, longest_text_bytes: int, max_length: int, turns: int = 0, longest_turns: int = 0
 ) -> TokenFacts:
     """Tokens for each row without a tokenizer: 2 to 5 UTF-8 bytes a token, plus the tokens of a template.
 

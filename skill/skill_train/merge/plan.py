@@ -158,12 +158,7 @@ def _renamed(name: str, strip: str, add: str, stored: set[str]) -> str:
 
 
 def _plan_module(
-    plan: MergePlan,
-    base: Base,
-    adapter: Adapter,
-    module: str,
-    names: dict[str, str],
-    tie: _Tie | None,
+    plan: MergePlan, base: Base, adapter: Adapter, module: str, names: dict[str, str], tie: _Tie | None
 ) -> None:
     """Adds the change of one adapted module."""
     config, parts = adapter.config, adapter.modules[module]

@@ -205,11 +205,7 @@ def _ways(gate: str, planned: _Planned) -> _Ways:
 
 
 def _gate(
-    ways: _Ways,
-    comparison: check_weights.WeightComparison,
-    changes: Changes,
-    ask: Callable[..., Gate],
-    warn: Warn,
+    ways: _Ways, comparison: check_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate], warn: Warn
 ) -> Gate:
     """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 

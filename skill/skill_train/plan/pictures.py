@@ -57,11 +57,7 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     preprocess = preprocess_of(recipe, model.model_type)
     reasons.append(Reason("preprocess", preprocess.value, preprocess.because, "references/vision.md"))
     reasons.append(_tokens(recipe, model, dataset))
-    return {
-        "images": True,
-        "lora_parts": parts,
-        "preprocess": preprocess.value,
-    }
+    return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
 
 
 def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:

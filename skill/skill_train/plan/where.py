@@ -28,13 +28,7 @@ GUIDE = "Hardware guide"
 
 
 def decide(
-    recipe: ResolvedRecipe,
-    *,
-    sensitive: bool,
-    model: ModelFacts,
-    here: Candidate,
-    choices: Choices,
-    counted: bool,
+    recipe: ResolvedRecipe, *, sensitive: bool, model: ModelFacts, here: Candidate, choices: Choices, counted: bool
 ) -> tuple[str, list[Reason]]:
     """The place to train, and the rules that apply: local unless a rule says cloud. The user's choice overrides the
     rules, and sensitive data overrides both. The value of a rule is its answer: `local`, `cloud`, or `either`, which

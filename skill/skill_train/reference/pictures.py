@@ -245,11 +245,7 @@ class PictureModel:
         tokens = torch.tensor([ids])
         with torch.no_grad():
             output = self.model(
-                input_ids=tokens,
-                **inputs,
-                **self.pictures.token_types(tokens),
-                logits_to_keep=count,
-                use_cache=False,
+                input_ids=tokens, **inputs, **self.pictures.token_types(tokens), logits_to_keep=count, use_cache=False
             )
         found: np.ndarray = output.logits[0].float().numpy()
         return found

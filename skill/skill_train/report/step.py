@@ -148,10 +148,7 @@ def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
 def _require_ours(out: Path) -> None:
     if out.is_dir():
         raise UsageError(
-            f"{out} is a folder",
-            code="bad_usage",
-            expected="a file",
-            hint=f"--out {quoted(out / 'report.html')}",
+            f"{out} is a folder", code="bad_usage", expected="a file", hint=f"--out {quoted(out / 'report.html')}"
         )
     if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
         raise UsageError(

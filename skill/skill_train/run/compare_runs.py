@@ -183,11 +183,7 @@ def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, objec
         "base_weights": environment.base_weights,
         "processes": environment.processes,
         "placement": structs.asdict(plan.placement),
-        "launch": {
-            "flavor": plan.flavor,
-            "arguments": plan.launch.arguments,
-            "environment": plan.launch.environment,
-        },
+        "launch": {"flavor": plan.flavor, "arguments": plan.launch.arguments, "environment": plan.launch.environment},
         "policy": structs.asdict(plan.policy),
         "machine": machine if any(value is not None for value in machine.values()) else None,
     }

@@ -78,8 +78,7 @@ class Findings:
     def leave_out(self, file: str, reason: str) -> None:
         """Reports a file that is not judged. The verdict of the proof is then not a pass."""
         self.add(
-            Check("file", file, "warn", "not checked", "checked", reason),
-            NotChecked("everything else", file, reason),
+            Check("file", file, "warn", "not checked", "checked", reason), NotChecked("everything else", file, reason)
         )
 
     def cannot_run(self, file: str, error: SkillTrainError, what: str) -> None:

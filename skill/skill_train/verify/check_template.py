@@ -51,11 +51,7 @@ def render_own(gguf: GgufFile, conversations: list[Conversation]) -> OwnRenderin
 
 
 def check_chat_template(
-    file: str,
-    *,
-    own: OwnRendering,
-    reference: list[Rendered] | None,
-    text: tuple[Verdict, str] = ("pass", ""),
+    file: str, *, own: OwnRendering, reference: list[Rendered] | None, text: tuple[Verdict, str] = ("pass", "")
 ) -> Finding:
     """Checks that both templates write equal texts, and refuse the same conversations.
 

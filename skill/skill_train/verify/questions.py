@@ -70,12 +70,7 @@ class MeasuredReference(Questions):
 
 
 def questions_of(
-    reference: Path,
-    *,
-    adapter: Path | None,
-    rows: list[Row],
-    held_out: list[Row],
-    sample: Sample,
+    reference: Path, *, adapter: Path | None, rows: list[Row], held_out: list[Row], sample: Sample
 ) -> Questions:
     config = read_config(reference)
     tokenizer = load_tokenizer(reference)

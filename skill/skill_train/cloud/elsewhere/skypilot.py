@@ -151,14 +151,7 @@ class SkyRun(NamedTuple):
     timeout_seconds: int
 
 
-def task(
-    plan: Plan,
-    flavor: Flavor,
-    run: SkyRun,
-    *,
-    nodes: int,
-    places: list[str],
-) -> Task:
+def task(plan: Plan, flavor: Flavor, run: SkyRun, *, nodes: int, places: list[str]) -> Task:
     need = plan.estimates.disk_bytes.high or 0
     words = ["skypilot_node.py", run.bucket, "--timeout", str(run.timeout_seconds)]
     words += ["--data", run.data] if run.data else []

@@ -45,12 +45,7 @@ class _Tokens(msgspec.Struct):
 
 
 def ask(
-    gguf: Path,
-    questions: list[EngineQuestion],
-    *,
-    context_tokens: int,
-    threads: int,
-    projector: Path | None = None,
+    gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int, projector: Path | None = None
 ) -> EngineRun:
     """The server's answers to conversations, and the prompts that it made of them.
 

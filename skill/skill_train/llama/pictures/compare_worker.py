@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
-from skill_train.llama.pictures.compare import (
-    MARKER,
-    PictureAnswer,
-    PictureChunk,
-    PictureJob,
-    PicturePrompt,
-    in_files,
-)
+from skill_train.llama.pictures.compare import MARKER, PictureAnswer, PictureChunk, PictureJob, PicturePrompt, in_files
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 
 if TYPE_CHECKING:

@@ -197,12 +197,7 @@ class Projector:
             count = ctypes.c_size_t()
             tokens = api.mtmd_input_chunk_get_tokens_text(pointer, ctypes.byref(count))
             ids = list(tokens[: count.value])
-        return Chunk(
-            pointer,
-            ids,
-            api.mtmd_input_chunk_get_n_tokens(pointer),
-            api.mtmd_input_chunk_get_n_pos(pointer),
-        )
+        return Chunk(pointer, ids, api.mtmd_input_chunk_get_n_tokens(pointer), api.mtmd_input_chunk_get_n_pos(pointer))
 
 
 @contextlib.contextmanager

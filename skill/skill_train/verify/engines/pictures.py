@@ -15,13 +15,7 @@ from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
-from skill_train.llama.engines.answers import (
-    LLAMA_SERVER,
-    OLLAMA,
-    PYTHON_SERVER,
-    EngineQuestion,
-    EngineRun,
-)
+from skill_train.llama.engines.answers import LLAMA_SERVER, OLLAMA, PYTHON_SERVER, EngineQuestion, EngineRun
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.answers_worker import PairAnswers, PairQuestion, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
