@@ -40,12 +40,26 @@ GROUPED = SHAPE | {"num_key_value_heads": 2, "max_position_embeddings": 512, "ti
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
 FALCON = SHAPE | {"alibi": False, "bias": False, "multi_query": True, "new_decoder_architecture": False}
+BLOOM = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
+NEOX = SHAPE | {"max_position_embeddings": 512, "tie_word_embeddings": False}
 GEMMA = GROUPED | {"head_dim": 16, "tie_word_embeddings": True}
 GLM = GROUPED | {"head_dim": 16}
 TURNED = {"rope_theta": 5e6, "partial_rotary_factor": 1.0}
 ROUTED = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1, "head_dim": 16}
 ROUTED |= {"num_local_experts": 4, "n_routed_experts": 4, "num_experts": 4, "first_k_dense_replace": 1}
 ROUTED |= {"n_group": 1, "topk_group": 1}
+GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16}
+
+
+def _turned(kind: str, **fields: Any) -> dict[str, Any]:
+    """The positions of a config."""
+    return {"rope_parameters": {"rope_theta": 1e4, "rope_type": kind, "factor": 4.0} | fields}
+
+
+WIDE = GROUPED | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+YARN = {"original_max_position_embeddings": 64}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LONG_TABLES = {"long_factor": [1 + 0.3 * n for n in range(8)], "short_factor": [1 + 0.1 * n for n in range(8)]}
 # Name: type, fields, and what `plan` says of it.
 STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "opt": ("opt", SHAPE | {"ffn_dim": 128, "word_embed_proj_dim": 64}, "OPTForCausalLM"),
@@ -90,6 +104,48 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dots1-heads": ("dots1", ROUTED, "num_key_value_heads"),
     "llama-relu": ("llama", GROUPED | {"hidden_act": "relu"}, "hidden_act"),
     "qwen2-gelu": ("qwen2", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),
+    "exaone4-gelu": ("exaone4", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),
+    "seed-oss-gelu": ("seed_oss", GLM | {"hidden_act": "gelu"}, "hidden_act"),
+    "qwen3-moe-relu": ("qwen3_moe", ROUTED | {"norm_topk_prob": True, "hidden_act": "relu"}, "hidden_act"),
+    "gemma-relu": ("gemma", GEMMA | {"hidden_act": "relu"}, "hidden_act"),
+    "gemma2-silu": ("gemma2", GEMMA2 | {"hidden_activation": "silu"}, "hidden_activation"),
+    "gemma3-relu": ("gemma3_text", GEMMA2 | {"hidden_activation": "relu"}, "hidden_activation"),
+    "gpt2-relu": ("gpt2", GPT2 | {"activation_function": "relu"}, "activation_function"),
+    "bigcode-silu": ("gpt_bigcode", GPT2 | {"activation_function": "silu"}, "activation_function"),
+    "neox-relu": ("gpt_neox", NEOX | {"hidden_act": "relu"}, "hidden_act"),
+    "starcoder2-silu": ("starcoder2", GROUPED | {"use_bias": True, "hidden_act": "silu"}, "hidden_act"),
+    "arcee-silu": ("arcee", GROUPED | {"hidden_act": "silu"}, "hidden_act"),
+    "qwen3-bias": ("qwen3", GLM | {"attention_bias": True}, "attention_bias"),
+    "gemma2-bias": ("gemma2", GEMMA2 | {"attention_bias": True}, "attention_bias"),
+    "olmo2-bias": ("olmo2", GROUPED | {"attention_bias": True}, "attention_bias"),
+    "smollm3-bias": ("smollm3", GROUPED | {"mlp_bias": True}, "mlp_bias"),
+    "seed-oss-bias": ("seed_oss", GLM | {"attention_out_bias": True}, "attention_out_bias"),
+    "neox-bias": ("gpt_neox", NEOX | {"attention_bias": False}, "attention_bias"),
+    "gemma2-heads": ("gemma2", GEMMA2 | {"head_dim": 32}, "query_pre_attn_scalar"),
+    "gemma3-heads": ("gemma3_text", GEMMA2 | {"head_dim": 32}, "query_pre_attn_scalar"),
+    "gemma3-both-ways": ("gemma3_text", GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "bigcode-scale": ("gpt_bigcode", GPT2 | {"scale_attn_weights": False}, "scale_attn_weights"),
+    "bloom-residual": ("bloom", BLOOM | {"apply_residual_connection_post_layernorm": True}, "post_layernorm"),
+    "cohere-norms": ("cohere", GROUPED | {"tie_word_embeddings": True, "use_qk_norm": True}, "use_qk_norm"),
+    "smollm3-layers": ("smollm3", GROUPED | {"no_rope_layer_interval": 2}, "no_rope_layers"),
+    "llama-yarn-factor": ("llama", WIDE | _turned("yarn", **YARN, attention_factor=1.0), "attention_factor"),
+    "llama-yarn-mscale": ("llama", WIDE | _turned("yarn", **YARN, mscale=1.0, mscale_all_dim=1.0), "mscale"),
+    "qwen2-yarn-fast": ("qwen2", WIDE | _turned("yarn", **YARN, beta_fast=2.0), "beta_fast"),
+    "qwen3-yarn-slow": ("qwen3", WIDE | _turned("yarn", **YARN, beta_slow=4.0), "beta_slow"),
+    "llama-longrope": ("llama", GROUPED | _turned("longrope", **LONG_TABLES, **YARN), "longrope"),
+    "qwen3-llama3": ("qwen3", GLM | _turned("llama3", **LLAMA3), "llama3"),
+    "olmo2-llama3": ("olmo2", GROUPED | _turned("llama3", **LLAMA3), "llama3"),
+    "gemma-linear": ("gemma", GEMMA | _turned("linear"), "linear"),
+    "gemma2-yarn": ("gemma2", GEMMA2 | _turned("yarn", **YARN), "yarn"),
+    "cohere-linear": (
+        "cohere",
+        GROUPED | {"tie_word_embeddings": True, "logit_scale": 1.0} | _turned("linear"),
+        "linear",
+    ),
+    "stablelm-linear": ("stablelm", GROUPED | _turned("linear", partial_rotary_factor=1.0), "linear"),
+    "neox-linear": ("gpt_neox", NEOX | _turned("linear", partial_rotary_factor=1.0), "linear"),
+    "gemma2-base": ("gemma2", GEMMA2 | _turned("default", rope_theta=77.0), "rope_theta"),
+    "neox-base": ("gpt_neox", NEOX | _turned("default", rope_theta=77.0, partial_rotary_factor=1.0), "rope_theta"),
 }
 # Of the same types, and those whose routers' function transformers 5 leaves out of config.json.
 TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,6 +160,17 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", ROUTED | {"num_key_value_heads": 4}),
     "exaone-moe": ("exaone_moe", ROUTED | {"sliding_window": 64}),
     "glm": ("glm", GLM | {"rms_norm_eps": 0.01, "rope_parameters": TURNED | {"rope_type": "default"}}),
+    "llama-yarn": ("llama", WIDE | _turned("yarn", **YARN)),
+    # What YaRN computes for this factor, as OLMo 3 states it: 0.1 x ln(4) + 1.
+    "qwen3-yarn": ("qwen3", WIDE | _turned("yarn", **YARN, attention_factor=1.138629, beta_fast=32.0, beta_slow=1.0)),
+    "mistral-llama3": ("mistral", GROUPED | _turned("llama3", **LLAMA3)),
+    "exaone4-llama3": ("exaone4", GROUPED | _turned("llama3", **LLAMA3)),
+    "qwen2-linear": ("qwen2", GROUPED | _turned("linear")),
+    "gemma2-gelu": ("gemma2", GEMMA2 | {"hidden_activation": "gelu"}),
+    "gemma3-bias": ("gemma3_text", GEMMA2 | {"attention_bias": False}),
+    "neox": ("gpt_neox", NEOX),
+    "arcee": ("arcee", GROUPED),
+    "llama-bias": ("llama", GROUPED | {"attention_bias": True, "mlp_bias": True}),
     "llama4": (
         "llama4_text",
         ROUTED | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
@@ -223,7 +290,7 @@ def test_a_family_converts_or_plan_had_said_so(name: str, tmp_path: Path) -> Non
             require_same(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", tiny_families.by_default(TAKEN, ("falcon-one-norm", "gpt2", "qwen2")))
+@pytest.mark.parametrize("name", tiny_families.by_default(TAKEN, ("falcon-one-norm", "gpt2", "qwen2", "qwen3-yarn")))
 def test_a_model_as_transformers_saves_it_converts(name: str, tmp_path: Path) -> None:
     model = built(tmp_path / "model", *TAKEN[name])
     facts = read_model(model)
@@ -233,7 +300,10 @@ def test_a_model_as_transformers_saves_it_converts(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", tiny_families.by_default(STOPPED, ("falcon-alibi", "gpt2-width", "qwen3-moe-shares", "llama-relu"))
+    "name",
+    tiny_families.by_default(
+        STOPPED, ("falcon-alibi", "gpt2-width", "qwen3-moe-shares", "llama-relu", "gemma2-silu", "qwen2-yarn-fast")
+    ),
 )
 def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_path: Path) -> None:
     """The converter itself, without our words: it fails, or llama.cpp cannot load or computes something else."""

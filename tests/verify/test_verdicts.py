@@ -183,6 +183,21 @@ def test_a_mix_is_held_to_the_types_that_its_export_recorded() -> None:
     assert (other.verdict, other.figure, other.threshold) == ("fail", 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [({"hidden_act": "relu"}, "warn"), ({"hidden_act": "silu"}, "pass"), ({"attention_bias": True}, "pass")],
+)
+def test_what_llama_cpp_is_known_to_compute_otherwise_never_passes(fields: dict[str, Any], verdict: str) -> None:
+    """The logits of a q4_k_m file alone may lie nearer than its type's own loss."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    file = gguf("m-q4_k_m.gguf", 15, ["Q4_K"], **{"llama.block_count": 2, "llama.context_length": 2048})
+    check = check_metadata(file, config | fields)
+    assert check.verdict == verdict
+    assert ("with silu, and hidden_act says another function" in check.detail) == (verdict == "warn")
+    other = check_metadata(file, config | fields | {"num_hidden_layers": 3})
+    assert other.verdict == "fail"
+
+
 def test_metadata_of_a_config_as_transformers_5_writes_it() -> None:
     config = {"num_hidden_layers": 2, "hidden_size": 64, "rms_norm_eps": 1e-06, "max_position_embeddings": 2048}
     rope = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}

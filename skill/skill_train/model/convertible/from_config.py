@@ -8,11 +8,12 @@ logits with those of transformers (llama-cpp-python 0.3.36, transformers 5.23), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from skill_train.facts import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
-from skill_train.model.tower import Config, positive
+from skill_train.model.convertible.differences import computed_otherwise
+from skill_train.model.tower import Config
 
 # Names that transformers 5 writes, and the converter's names for them: architectures, and layer types of Granite's
 # hybrids.
@@ -101,8 +102,7 @@ def why_not(
         return f"llama.cpp's converter does not know the architecture {name}"
     if files is not None and name in PIECES_ALONE and "tokenizer.model" not in files:
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
-    rules = _COMPUTED_OTHERWISE.get(name, ()) + (_ACTIVATION,) * (name in _SILU)
-    return next((reason for applies, reason in rules if applies(text)), None)
+    return computed_otherwise(name, text)
 
 
 def why_no_projector(config: Config, projectors: Collection[str] = llama_architectures.PROJECTORS) -> str | None:
@@ -177,137 +177,3 @@ def as_published(config: Config) -> JsonObject:
     if config.get("model_type") == "granitemoehybrid" and isinstance(layers, list):
         changes["layer_types"] = [LAYERS.get(kind, kind) for kind in layers]
     return changes
-
-
-def _is_scaled_otherwise(config: Config) -> bool:
-    """Whether llama.cpp scales the attention of Gemma 2 or 3 differently. They scale by `query_pre_attn_scalar`.
-    llama.cpp scales by the width of a head, and in the 27B models by the width of the model over its heads. A config
-    leaves both keys out if they are 256."""
-    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
-    allowed = [config.get("head_dim", 256), width / heads if heads and width else None]
-    return config.get("query_pre_attn_scalar", 256) not in allowed
-
-
-def _has_inner_width(config: Config) -> bool:
-    width, inner = positive(config, ("n_embd",)), config.get("n_inner")
-    return width is not None and inner not in (None, 4 * width)
-
-
-def _has_other_heads(config: Config) -> bool:
-    """Whether the heads are not the width divided by their number. A config leaves 128 out."""
-    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
-    return heads is not None and width is not None and (positive(config, ("head_dim",)) or 128) * heads != width
-
-
-def _scales_positions(config: Config) -> bool:
-    ropes = [rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := config.get(key), dict)]
-    return any((rope.get("rope_type") or rope.get("type")) not in (None, "default") for rope in ropes)
-
-
-# A condition on config.json, and why a model that meets it cannot be converted.
-_Rule = tuple[Callable[[Config], bool], str]
-
-
-def _says(key: str, value: bool, why: str) -> _Rule:
-    return lambda config: config.get(key) is value, f"{why} ({key}: {str(value).lower()})"
-
-
-def _lacks_rotated(key: str) -> _Rule:
-    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
-    return lambda config: key not in config, why
-
-
-# Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
-_SILU = frozenset(
-    f"{name}ForCausalLM"
-    for name in ("Glm", "Granite", "Llama", "Mistral", "Mixtral", "Olmo", "Olmo2", "Phi3", "Qwen2", "Qwen3", "StableLm")
-)
-_ACTIVATION = (
-    lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
-    "llama.cpp computes the MLP of this family with SiLU, and hidden_act says another function",
-)
-_NORMS = _says("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
-_TIED = _says("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
-_SCALE = (
-    _is_scaled_otherwise,
-    "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
-)
-# llama.cpp decides for a whole family whether the shares of the chosen experts are scaled to sum to one.
-_SHARES_KEPT = (
-    lambda config: config.get("norm_topk_prob", False) is not False,
-    "llama.cpp keeps the shares of this family's experts as they are, and this one scales them (norm_topk_prob: true)",
-)
-_SHARES_SCALED = (
-    lambda config: config.get("norm_topk_prob", False) is not True,
-    "llama.cpp scales the shares of this family's experts, and this one keeps them (norm_topk_prob: false)",
-)
-_AS_MANY_HEADS = (
-    lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
-    "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
-)
-
-
-# By architecture.
-_COMPUTED_OTHERWISE: dict[str, tuple[_Rule, ...]] = {
-    "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
-    "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
-    "FalconForCausalLM": (
-        _says("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
-        (
-            lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
-            "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
-        ),
-        _says("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
-    ),
-    "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
-    "GlmForCausalLM": (
-        (
-            _has_other_heads,
-            "llama.cpp's converter assumes heads of hidden_size / num_attention_heads for GLM, and this model has "
-            "another head_dim",
-        ),
-        (
-            _scales_positions,
-            "llama.cpp's converter leaves out how GLM scales its positions (rope_type), so long texts would differ",
-        ),
-    ),
-    "GPT2LMHeadModel": (
-        (
-            _has_inner_width,
-            "llama.cpp's converter takes the MLP of every GPT-2 for 4 x n_embd wide, and n_inner is not",
-        ),
-        (
-            lambda config: (
-                config.get("scale_attn_by_inverse_layer_idx") is True or config.get("scale_attn_weights") is False
-            ),
-            "llama.cpp scales the attention of every GPT-2 by its heads alone, and this config.json says another scale",
-        ),
-    ),
-    "GPTBigCodeForCausalLM": (
-        (
-            lambda config: config.get("multi_query") is False,
-            "llama.cpp takes one head of keys for every GPTBigCode, and this one has multi_query: false",
-        ),
-    ),
-    "MPTForCausalLM": (
-        (
-            lambda config: isinstance(own := config.get("attn_config"), Mapping) and own.get("alibi") is False,
-            "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
-        ),
-    ),
-    "Qwen2MoeForCausalLM": (_SHARES_KEPT,),
-    "Qwen3MoeForCausalLM": (_SHARES_SCALED,),
-    "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
-    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
-    "PhiForCausalLM": (_NORMS,),
-    "StableLmForCausalLM": (_NORMS,),
-    "CohereForCausalLM": (_TIED,),
-    "Cohere2ForCausalLM": (_TIED,),
-    "GemmaForCausalLM": (_TIED,),
-    "Starcoder2ForCausalLM": (
-        _says("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
-    ),
-    "Gemma2ForCausalLM": (_TIED, _SCALE),
-    "Gemma3ForCausalLM": (_SCALE,),
-    "Gemma3ForConditionalGeneration": (_SCALE,),
-}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
+from skill_train.model.convertible.differences import computed_otherwise
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
@@ -66,7 +69,18 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
             constant = _CONSTANTS.get((gguf.architecture, key)) == value
             (harmless if constant else faults).append(f"{key} is {_short(value)}, {source} has {_short(in_config)}")
     faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
-    return _verdict(gguf, faults, equal, unknown, harmless)
+    return _with_differences(_verdict(gguf, faults, equal, unknown, harmless), config)
+
+
+def _with_differences(check: Check, config: JsonObject) -> Check:
+    """A warning if llama.cpp is known to compute something else than config.json says: a quantized file's logits may
+    lie nearer than the loss of its type."""
+    text = text_config(config)
+    reason = computed_otherwise(str(from_config.architecture(text, config)), text)
+    if reason is None:
+        return check
+    verdict: Verdict = "fail" if check.verdict == "fail" else "warn"
+    return replace(check, verdict=verdict, detail=f"{reason}; {check.detail}")
 
 
 def _expected_sampling(key: str, generation: JsonObject) -> Any:

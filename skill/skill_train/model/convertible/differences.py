@@ -1,0 +1,264 @@
+"""Differences between what config.json says and what llama.cpp computes, by architecture.
+
+Each was found by converting a tiny model of the type and comparing its logits with those of transformers
+(llama-cpp-python 0.3.36, transformers 5.23), as tests/model/test_convertible.py does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from skill_train.model.tower import Config, positive
+
+
+def computed_otherwise(name: str, text: Config) -> str | None:
+    """Why llama.cpp computes something else for this model, or cannot load it; None if no reason is known.
+
+    Args:
+        name: the architecture.
+        text: the part of config.json that describes the text decoder.
+    """
+    reasons = (reason for applies, reason in _RULES.get(name, ()) if applies(text))
+    return (
+        next(reasons, None) or _other_activation(name, text) or _unread_bias(name, text) or _other_positions(name, text)
+    )
+
+
+def _causal(names: str) -> frozenset[str]:
+    return frozenset(f"{name}ForCausalLM" for name in names.split())
+
+
+_GEMMA3_OF_VISION = frozenset({"Gemma3ForConditionalGeneration"})
+# The function of the MLP that llama.cpp computes, whatever config.json says (`build_ffn` in its src/models).
+_ACTIVATIONS = {
+    ("silu", "swish"): _causal(
+        "Cohere Cohere2 DeepseekV2 DeepseekV3 Dots1 Ernie4_5 Ernie4_5_Moe Exaone4 ExaoneMoe FalconH1 Glm Glm4 Glm4Moe "
+        "Granite Jamba Llama MiniCPM3 Ministral3 Mistral Mixtral Olmo Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 "
+        "Qwen3Moe SeedOss SmolLM3 StableLm"
+    ),
+    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Phi Starcoder2")
+    | _GEMMA3_OF_VISION
+    | {"GPT2LMHeadModel"},
+    ("relu2",): _causal("Arcee Nemotron"),
+}
+_ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+
+
+def _other_activation(name: str, text: Config) -> str | None:
+    key = next((key for key in _ACTIVATION_KEYS if text.get(key)), None)
+    functions = next((functions for functions, names in _ACTIVATIONS.items() if name in names), None)
+    if key is None or functions is None or str(text[key]).startswith(functions):
+        return None
+    return f"llama.cpp computes the MLP of this family with {functions[0]}, and {key} says another function"
+
+
+# Families whose layers have no place for a bias.
+_BIASES = {
+    "attention_bias": _causal("Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Qwen3 Qwen3Moe SmolLM3")
+    | _GEMMA3_OF_VISION,
+    "attention_out_bias": _causal("SeedOss"),
+    "mlp_bias": _causal("Arcee SeedOss SmolLM3"),
+}
+
+
+def _unread_bias(name: str, text: Config) -> str | None:
+    key = next((key for key, names in _BIASES.items() if name in names and text.get(key) is True), None)
+    return key and f"llama.cpp has no place for these biases in this family ({key}: true)"
+
+
+# The converter writes no scaling of positions for some families, and no table of factors for others. Some are turned by
+# the base 10000, whatever config.json says.
+_UNSCALED = _causal("Cohere Cohere2 GPTNeoX Gemma Gemma2 Glm StableLm")
+_OF_BASE_10000 = _causal("GPTNeoX Gemma Gemma2 StableLm")
+_WITHOUT_LLAMA3 = _causal("Granite Olmo Olmo2 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
+# Nor of LongRoPE, and llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
+_OF_USUAL_YARN = _WITHOUT_LLAMA3 | _causal("Arcee Exaone4 GptOss Llama Mistral Mixtral Olmo3 SeedOss")
+
+
+def _other_positions(name: str, text: Config) -> str | None:
+    for rope in _ropes(text):
+        kind, base = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("rope_theta")
+        without = {"llama3": _WITHOUT_LLAMA3, "longrope": _OF_USUAL_YARN, "su": _OF_USUAL_YARN}.get(kind, ())
+        if name in without or (name in _UNSCALED and kind != "default"):
+            return (
+                "llama.cpp's converter leaves out how this family scales its positions "
+                f"(rope_type: {kind}), so long texts would differ"
+            )
+        if name in _OF_BASE_10000 and base not in (None, 10_000):
+            return (
+                f"llama.cpp turns the positions of this family by a base of 10000, and this one by {base} (rope_theta)"
+            )
+        key = _own_yarn(rope) if kind == "yarn" and name in _OF_USUAL_YARN else None
+        if key is not None:
+            return f"llama.cpp does not read {key} of this family's YaRN, and config.json has not the usual value"
+    return None
+
+
+def _ropes(text: Config) -> Iterator[Config]:
+    """What config.json says about positions. Some families have an object for each type of layer."""
+    yield {"rope_theta": text.get("rope_theta") or text.get("rotary_emb_base")}
+    for own in (text.get("rope_parameters"), text.get("rope_scaling")):
+        if isinstance(own, Mapping):
+            yield from [each for each in own.values() if isinstance(each, Mapping)] or [own]
+
+
+def _own_yarn(rope: Config) -> str | None:
+    """The key of YaRN with another value than llama.cpp's. Source: `_compute_yarn_parameters` of transformers, and
+    llama-context.cpp."""
+    for key, usual in (("beta_fast", 32), ("beta_slow", 1)):
+        if (rope.get(key) or usual) != usual:
+            return key
+    growth = 0.1 * math.log(max(_number(rope.get("factor")), 1.0))
+    factor, mscale, all_dim = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    if factor is not None:
+        return None if math.isclose(_number(factor), growth + 1, rel_tol=1e-4) else "attention_factor"
+    return "mscale_all_dim" if mscale and all_dim and growth else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
+def _is_scaled_otherwise(config: Config) -> bool:
+    """Whether llama.cpp scales the attention of Gemma 2 or 3 differently. They scale by `query_pre_attn_scalar`.
+    llama.cpp scales by the width of a head, and in the 27B models, which it knows by their layers, by the width of the
+    model over its heads. A config leaves both keys out if they are 256."""
+    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
+    of_27b = 46 if "gemma2" in str(config.get("model_type")) else 62
+    scale = config.get("head_dim", 256)
+    if config.get("num_hidden_layers") == of_27b and heads and width:
+        scale = width / heads
+    return bool(config.get("query_pre_attn_scalar", 256) != scale)
+
+
+def _has_inner_width(config: Config) -> bool:
+    width, inner = positive(config, ("n_embd",)), config.get("n_inner")
+    return width is not None and inner not in (None, 4 * width)
+
+
+def _has_other_heads(config: Config) -> bool:
+    """Whether the heads are not the width divided by their number. A config leaves 128 out."""
+    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
+    return heads is not None and width is not None and (positive(config, ("head_dim",)) or 128) * heads != width
+
+
+def _turns_other_layers(config: Config) -> bool:
+    turned = config.get("no_rope_layers")
+    return isinstance(turned, list) and any(bool(each) != (n % 4 != 0) for n, each in enumerate(turned, start=1))
+
+
+# A condition on config.json, and why a model that meets it cannot be converted.
+_Rule = tuple[Callable[[Config], bool], str]
+
+
+def _says(key: str, value: bool, why: str) -> _Rule:
+    return lambda config: config.get(key) is value, f"{why} ({key}: {str(value).lower()})"
+
+
+def _lacks_rotated(key: str) -> _Rule:
+    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
+    return lambda config: key not in config, why
+
+
+_NORMS = _says("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
+_BOTH_WAYS = _says("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention")
+_TIED = _says("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
+_SCALE = (
+    _is_scaled_otherwise,
+    "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
+)
+# llama.cpp decides for a whole family whether the shares of the chosen experts are scaled to sum to one.
+_SHARES_KEPT = (
+    lambda config: config.get("norm_topk_prob", False) is not False,
+    "llama.cpp keeps the shares of this family's experts as they are, and this one scales them (norm_topk_prob: true)",
+)
+_SHARES_SCALED = (
+    lambda config: config.get("norm_topk_prob", False) is not True,
+    "llama.cpp scales the shares of this family's experts, and this one keeps them (norm_topk_prob: false)",
+)
+_AS_MANY_HEADS = (
+    lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
+    "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
+)
+
+
+# By architecture.
+_RULES: dict[str, tuple[_Rule, ...]] = {
+    "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
+    "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
+    "FalconForCausalLM": (
+        _says("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
+        (
+            lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
+            "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
+        ),
+        _says("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
+    ),
+    "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
+    "GlmForCausalLM": (
+        (
+            _has_other_heads,
+            "llama.cpp's converter assumes heads of hidden_size / num_attention_heads for GLM, and this model has "
+            "another head_dim",
+        ),
+    ),
+    "GPT2LMHeadModel": (
+        (
+            _has_inner_width,
+            "llama.cpp's converter takes the MLP of every GPT-2 for 4 x n_embd wide, and n_inner is not",
+        ),
+        (
+            lambda config: (
+                config.get("scale_attn_by_inverse_layer_idx") is True or config.get("scale_attn_weights") is False
+            ),
+            "llama.cpp scales the attention of every GPT-2 by its heads alone, and this config.json says another scale",
+        ),
+    ),
+    "GPTBigCodeForCausalLM": (
+        (
+            lambda config: config.get("multi_query") is False,
+            "llama.cpp takes one head of keys for every GPTBigCode, and this one has multi_query: false",
+        ),
+        _says("scale_attn_weights", False, "llama.cpp scales the attention of every GPTBigCode, and this one does not"),
+    ),
+    "MPTForCausalLM": (
+        (
+            lambda config: isinstance(own := config.get("attn_config"), Mapping) and own.get("alibi") is False,
+            "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
+        ),
+    ),
+    "Qwen2MoeForCausalLM": (_SHARES_KEPT,),
+    "Qwen3MoeForCausalLM": (_SHARES_SCALED,),
+    "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
+    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
+    "PhiForCausalLM": (_NORMS,),
+    "StableLmForCausalLM": (_NORMS,),
+    "BloomForCausalLM": (
+        _says(
+            "apply_residual_connection_post_layernorm", True, "llama.cpp adds what comes before the norm in every BLOOM"
+        ),
+    ),
+    "CohereForCausalLM": (
+        _TIED,
+        _says("use_qk_norm", True, "llama.cpp's converter cannot write the norms of queries and keys"),
+    ),
+    "Cohere2ForCausalLM": (_TIED,),
+    "GemmaForCausalLM": (_TIED,),
+    "Starcoder2ForCausalLM": (
+        _says("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
+    ),
+    "Gemma2ForCausalLM": (_TIED, _SCALE),
+    "Gemma3ForCausalLM": (_SCALE, _BOTH_WAYS),
+    "Gemma3ForConditionalGeneration": (_SCALE, _BOTH_WAYS),
+    "GPTNeoXForCausalLM": (
+        _says("attention_bias", False, "llama.cpp needs the biases of GPT-NeoX's attention, and this one has none"),
+    ),
+    "SmolLM3ForCausalLM": (
+        (
+            _turns_other_layers,
+            "llama.cpp leaves every fourth layer of SmolLM3 without positions, and this one others (no_rope_layers)",
+        ),
+    ),
+}
