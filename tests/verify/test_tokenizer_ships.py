@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llama_cpp import Llama
 from tokenizers import Tokenizer, models, normalizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import tiny
 import tiny_templates
@@ -23,7 +23,13 @@ from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
 from skill_train.run.verify_record import Check
-from skill_train.verify.check_tokens import HARD_STRINGS, check_trained, with_other_prompts
+from skill_train.verify.check_tokens import (
+    HARD_STRINGS,
+    check_tokens,
+    check_trained,
+    strings_of_spaced_tokens,
+    with_other_prompts,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +103,23 @@ def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, w
     ids = [trained(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert ids == [checked(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert ids == shipped(folder, tmp_path, TEXTS)
+
+
+@pytest.mark.parametrize(("flag", "verdict"), [("lstrip", "warn"), ("rstrip", "warn"), ("normalized", "pass")])
+def test_a_token_that_takes_the_spaces_beside_it_is_told(flag: str, verdict: str, tmp_path: Path) -> None:
+    """llama.cpp has no such tokens. One without the flag is tokenized alike."""
+    folder = model("gpt2", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("<|mark|>", special=True, **{flag: True})], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    grown = AutoModelForCausalLM.from_pretrained(folder)
+    grown.resize_token_embeddings(len(tokenizer))
+    grown.save_pretrained(folder)
+    read = reference.load_tokenizer(folder)
+    texts = [*HARD_STRINGS[:4], *strings_of_spaced_tokens(read)]
+    check = check_tokens("m.gguf", texts, shipped(folder, tmp_path, texts), read)
+    assert check.verdict == verdict
+    assert ("'word <|mark|> word <|mark|>s': at token 1" in check.detail) == (flag == "lstrip")
 
 
 # Of them Qwen 2 differs in vowel signs, in capitals inside a word, in Han beside numbers, in digits behind tabs, and in

@@ -533,6 +533,9 @@ def letters(text: str, add_special_tokens: bool = True) -> Any:
     return SimpleNamespace(input_ids=[1] * add_special_tokens + [ord(letter) for letter in composed])
 
 
+letters.added_tokens_decoder = {}  # type: ignore[attr-defined]
+
+
 def ended_letters(text: str, add_special_tokens: bool = True) -> Any:
     return SimpleNamespace(input_ids=letters(text, add_special_tokens).input_ids + [2] * add_special_tokens)
 

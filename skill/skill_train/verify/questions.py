@@ -87,6 +87,7 @@ def questions_of(
             ),
             *check_tokens.HARD_STRINGS,
             *check_tokens.special_strings(tokenizer),
+            *check_tokens.strings_of_spaced_tokens(tokenizer),
         ]
     )
     return Questions(
