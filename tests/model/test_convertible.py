@@ -70,6 +70,7 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "falcon-alibi": ("falcon", FALCON | {"alibi": True}, "ALiBi"),
     "falcon-sequential": ("falcon", FALCON | {"parallel_attn": False}, "parallel_attn"),
     "falcon-bias": ("falcon", FALCON | {"bias": True}, "bias: true"),
+    "falcon-width": ("falcon", FALCON | {"ffn_hidden_size": 128}, "ffn_hidden_size"),
     "bitnet": ("bitnet", GROUPED | {"tie_word_embeddings": True}, "BitNet"),
     "gpt2-width": ("gpt2", GPT2 | {"n_inner": 96}, "n_inner"),
     "gpt2-scale": ("gpt2", GPT2 | {"scale_attn_weights": False}, "scale"),
@@ -145,6 +146,12 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "stablelm-linear": ("stablelm", GROUPED | _turned("linear", partial_rotary_factor=1.0), "linear"),
     "neox-linear": ("gpt_neox", NEOX | _turned("linear", partial_rotary_factor=1.0), "linear"),
     "gemma2-base": ("gemma2", GEMMA2 | _turned("default", rope_theta=77.0), "rope_theta"),
+    # As the published config.json of tiiuae/falcon-11B has one (500042).
+    "falcon-base": (
+        "falcon",
+        FALCON | {"new_decoder_architecture": True} | _turned("default", rope_theta=77.0),
+        "rope_theta",
+    ),
     "neox-base": ("gpt_neox", NEOX | _turned("default", rope_theta=77.0, partial_rotary_factor=1.0), "rope_theta"),
 }
 # Of the same types, and those whose routers' function transformers 5 leaves out of config.json.

@@ -70,8 +70,8 @@ def _unread_bias(name: str, text: Config) -> str | None:
 
 # The converter writes no scaling of positions for some families, and no table of factors for others. Some are turned by
 # the base 10000, whatever config.json says.
-_UNSCALED = _causal("Cohere Cohere2 GPTNeoX Gemma Gemma2 Glm StableLm")
-_OF_BASE_10000 = _causal("GPTNeoX Gemma Gemma2 StableLm")
+_UNSCALED = _causal("Cohere Cohere2 Falcon GPTNeoX Gemma Gemma2 Glm StableLm")
+_OF_BASE_10000 = _causal("Falcon GPTNeoX Gemma Gemma2 StableLm")
 _WITHOUT_LLAMA3 = _causal("Granite Olmo Olmo2 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
 # Nor of LongRoPE, and llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
 _OF_USUAL_YARN = _WITHOUT_LLAMA3 | _causal("Arcee Exaone4 GptOss Llama Mistral Mixtral Olmo3 SeedOss")
@@ -195,6 +195,10 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
         ),
         _says("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
+        (
+            lambda config: config.get("ffn_hidden_size") not in (None, 4 * config.get("hidden_size", 4544)),
+            "llama.cpp takes the MLP of every Falcon for 4 x hidden_size wide, and ffn_hidden_size is not",
+        ),
     ),
     "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
     "GlmForCausalLM": (
