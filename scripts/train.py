@@ -987,7 +987,20 @@ TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
 SAMPLE_ROWS = 32  # rows that train, kept in samples.jsonl
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+OF_LAUNCHERS = re.compile(
+    r"(ACCELERATE|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG|TORCHELASTIC|PET|PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD)_.+"
+    r"|((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|FORK_LAUNCHED"
+)
 SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
+
+
+def without_launchers(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not OF_LAUNCHERS.fullmatch(name)}
+
+
+def forget_launchers() -> None:
+    for name in set(os.environ) - set(without_launchers(os.environ)):
+        del os.environ[name]
 
 
 def held_out_count(rows: int, fraction: float) -> int:
@@ -5862,6 +5875,9 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         keep_input_types(trainer.model)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
+    precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
+    if trainer.accelerator.mixed_precision != precision:
+        raise wrong_launch(f"mixed precision: {precision}", trainer.accelerator.mixed_precision)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
     return trainer
@@ -7062,6 +7078,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.rehearse and not arguments.job:
         parser.error("--rehearse goes with --job")
+    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:  # no launcher started this process
+        forget_launchers()
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent

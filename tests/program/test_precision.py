@@ -20,6 +20,7 @@ from skill_train.program.events import Refused
 from skill_train.program.folders.checkpoints import numbered
 from skill_train.program.main import load_data, main
 from skill_train.program.model import load_model, require_float32
+from skill_train.program.plan import without_launchers
 from skill_train.program.start.given import load_plan
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import build_trainer
@@ -43,6 +44,55 @@ def test_the_adapter_of_a_quantized_base(
     assert _moments(run) == {{"F32": "torch.float32", "BF16": "torch.bfloat16"}[adapter]}
     assert record["saved_dtype"] == {"F32": "float32", "BF16": "bfloat16"}[adapter]
     assert record["verdict"] == "pass", record["checks"]
+
+
+# What a user's shell may hold from another launch, whatever started it.
+OF_ANOTHER_LAUNCH = {
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
+    "FSDP_VERSION": "2",
+    "RANK": "16",
+    "LOCAL_RANK": "3",
+    "WORLD_SIZE": "32",
+    "LOCAL_WORLD_SIZE": "8",
+    "GROUP_RANK": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "OMPI_COMM_WORLD_SIZE": "2",
+}
+
+
+def test_variables_of_another_launch_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [training.write_run(tmp_path / name / "run", max_steps=2) for name in ("as it is", "with variables")]
+    assert main([str(runs[0] / "plan.json")]) == 0
+    for name, value in OF_ANOTHER_LAUNCH.items():
+        monkeypatch.setenv(name, value)
+    assert main([str(runs[1] / "plan.json")]) == 0
+    records = [json.loads((run / "environment.json").read_text()) for run in runs]
+    assert records[1]["processes"] == {"count": 1, "distributed": "NO", "mixed_precision": "no"}
+    plain, other = ((run / "adapter" / "adapter_model.safetensors").read_bytes() for run in runs)
+    assert other == plain
+
+
+def test_local_gives_them_to_no_launcher() -> None:
+    """Neither does it take more: such as choose the GPUs, or the place of the Hub's files."""
+    kept = {"CUDA_VISIBLE_DEVICES": "1", "HF_HOME": "/hf", "LOCAL_FILES": "a", "RANKING": "b", "NCCL_DEBUG": "INFO"}
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "PET_NNODES": "2", "ROLE_WORLD_SIZE": "2"}
+    assert without_launchers(OF_ANOTHER_LAUNCH | torchrun | kept) == kept
+
+
+def test_another_precision_than_the_plans_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of one process of torchrun, whose other variables must stay."""
+    run = training.write_run(tmp_path / "run", max_steps=2)
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in (torchrun | {"ACCELERATE_MIXED_PRECISION": "bf16"}).items():
+        monkeypatch.setenv(name, value)
+    assert main([str(run / "plan.json")]) == 2
+    error = json.loads((run / "train.failed.json").read_text())["error"]
+    assert (error["code"], error["expected"], error["got"]) == ("bad_plan", "mixed precision: no", "bf16")
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.torture), "bfloat16"])

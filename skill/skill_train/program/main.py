@@ -48,6 +48,7 @@ the words of the process that failed first.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from contextlib import suppress
@@ -77,7 +78,17 @@ from skill_train.program.events import (
 from skill_train.program.model import base_weights, check_optimizer, is_full, load_model
 from skill_train.program.pictures.beside import picture_folder
 from skill_train.program.pictures.tokens import Pictures, encoded_bytes, picture_format
-from skill_train.program.plan import MEASURING, SAMPLE_ROWS, SMALLER, TRAINS, TUNED, Plan, Reason, Recipe
+from skill_train.program.plan import (
+    MEASURING,
+    SAMPLE_ROWS,
+    SMALLER,
+    TRAINS,
+    TUNED,
+    Plan,
+    Reason,
+    Recipe,
+    forget_launchers,
+)
 from skill_train.program.rows import iter_rows
 from skill_train.program.split import (
     Data,
@@ -117,6 +128,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.rehearse and not arguments.job:
         parser.error("--rehearse goes with --job")
+    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:  # no launcher started this process
+        forget_launchers()
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NotRequired, TypedDict
 
@@ -124,7 +127,23 @@ TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
 SAMPLE_ROWS = 32  # rows that train, kept in samples.jsonl
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+# Variables by which torchrun, accelerate and MPI tell a process which one it is, and accelerate how to compute.
+OF_LAUNCHERS = re.compile(
+    r"(ACCELERATE|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG|TORCHELASTIC|PET|PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD)_.+"
+    r"|((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|FORK_LAUNCHED"
+)
 SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
+
+
+def without_launchers(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment without those of another launch, such as ACCELERATE_MIXED_PRECISION=bf16 of the
+    user's shell: transformers (5.23) would train by it, whatever its arguments say. The plan holds all that counts."""
+    return {name: value for name, value in variables.items() if not OF_LAUNCHERS.fullmatch(name)}
+
+
+def forget_launchers() -> None:
+    for name in set(os.environ) - set(without_launchers(os.environ)):
+        del os.environ[name]
 
 
 def held_out_count(rows: int, fraction: float) -> int:

@@ -101,6 +101,9 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         keep_input_types(trainer.model)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
+    precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
+    if trainer.accelerator.mixed_precision != precision:
+        raise wrong_launch(f"mixed precision: {precision}", trainer.accelerator.mixed_precision)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
     return trainer

@@ -50,6 +50,7 @@ from skill_train.program.plan import (
     memory_ended,
     second_try_message,
     smaller_plan,
+    without_launchers,
 )
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
@@ -189,7 +190,7 @@ class _child:
             stderr=log,
             text=True,
             errors="replace",
-            env=os.environ | ENVIRONMENT | launch.environment,
+            env=without_launchers(os.environ) | ENVIRONMENT | launch.environment,
             process_group=0,
             pass_fds=(lock.fileno(),) if lock else (),  # if this process is killed, the child still has the lock
         )
