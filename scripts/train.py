@@ -82,6 +82,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from itertools import accumulate, groupby, islice
@@ -4597,7 +4598,16 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
     tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
+    tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
     return tokenizer
+
+
+def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "strftime_now" in template:
+        _compile_jinja_template(template).environment.globals["strftime_now"] = written
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
@@ -4772,6 +4782,10 @@ ENDS_PROMPTS = (
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
+)
+WRITES_DATE = (
+    "the chat template writes the date: all rows are trained with that of the day on which the training begins, and in "
+    "use the model sees another one"
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
@@ -5055,6 +5069,7 @@ class Encoder:
         started = time.thread_time()
         try:
             with limited(max(0.001, min(TEMPLATE_SECONDS, self.patience))):
+                set_date(self.tokenizer, self.written_day)
                 return str(
                     self.tokenizer.apply_chat_template(
                         self.in_parts(messages),
@@ -5076,6 +5091,10 @@ class Encoder:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
             earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
             self.patience += earned - (time.thread_time() - started)
+
+    def written_day(self, form: str) -> str:
+        self.note(WRITES_DATE)
+        return str(getattr(self.tokenizer, "day", date.today()).strftime(form))
 
     def in_parts(self, messages: list[Message]) -> list[Any]:
         if self.pictures is None:
@@ -5554,6 +5573,11 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
     if processes != placement["num_processes"]:
         text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
         event("note", text=text)
+
+
+def first_day(folder: Path) -> date | None:
+    path, read = folder / "environment.json", lambda earlier: earlier.get("day") and date.fromisoformat(earlier["day"])
+    return from_earlier_start(path, read, "train into a new --run-dir") if path.is_file() else None
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
@@ -6086,6 +6110,7 @@ class FedData(TypedDict):
 
 class Environment(TypedDict):
     program: FileDigest
+    day: str
     python: str
     platform: str
     device: str
@@ -6114,6 +6139,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
+        "day": trainer.processing_class.day.isoformat(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),
@@ -7115,6 +7141,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     check_base(recipe["model"], recipe["revision"])
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    if checkpoint is not None:
+        tokenizer.day = first_day(folder) or tokenizer.day
     pictures = load_pictures(recipe, tokenizer)
     named = plan.get("asked", {}).get("columns", True) is not None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)

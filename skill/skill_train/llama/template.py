@@ -4,6 +4,7 @@ the tokenizer of the reference, whose template was tried when it was loaded."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from skill_train.core.worker import run_worker
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.program.encode import endless_template, limited
+from skill_train.program.tokenizer import set_date
 
 WORKER = "skill_train.llama.template_worker"
 SECONDS = 20  # for all conversations together
@@ -93,7 +95,8 @@ def rendered_by(render: Callable[[Conversation], str], conversation: Conversatio
 
 
 def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
-    """What the template of a tokenizer of transformers writes."""
+    """What the template of a tokenizer of transformers writes: of the time the day alone, as `template_worker`."""
+    set_date(tokenizer, date.today().strftime)
     prompt = conversation.add_generation_prompt
     return str(
         tokenizer.apply_chat_template(

@@ -7,6 +7,7 @@ A template is a program from somebody else. llama-cpp-python renders it in jinja
 from __future__ import annotations
 
 import faulthandler
+from datetime import date
 from functools import cache
 from typing import Any
 
@@ -27,7 +28,9 @@ def run(job: TemplateJob) -> list[Rendered]:
 
     @cache  # compiling takes longer than rendering
     def formatter(prompt: bool) -> Any:
-        return Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+        made = Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+        made.strftime_now = date.today().strftime  # as `by_tokenizer`
+        return made
 
     def render(conversation: Conversation) -> str:
         tools: dict[str, Any] = {"tools": conversation.tools} if conversation.tools else {}

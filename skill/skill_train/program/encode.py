@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
@@ -33,7 +34,7 @@ from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
 from skill_train.program.pictures.tokens import Pictures
-from skill_train.program.tokenizer import begins_itself
+from skill_train.program.tokenizer import begins_itself, set_date
 
 # Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
 # conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
@@ -60,6 +61,10 @@ ENDS_PROMPTS = (
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
+)
+WRITES_DATE = (
+    "the chat template writes the date: all rows are trained with that of the day on which the training begins, and in "
+    "use the model sees another one"
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
@@ -374,6 +379,7 @@ class Encoder:
         started = time.thread_time()
         try:
             with limited(max(0.001, min(TEMPLATE_SECONDS, self.patience))):
+                set_date(self.tokenizer, self.written_day)
                 return str(
                     self.tokenizer.apply_chat_template(
                         self.in_parts(messages),
@@ -395,6 +401,11 @@ class Encoder:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
             earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
             self.patience += earned - (time.thread_time() - started)
+
+    def written_day(self, form: str) -> str:
+        """What a template gets that asks for the time: the day alone, so that a row is always the same text."""
+        self.note(WRITES_DATE)
+        return str(getattr(self.tokenizer, "day", date.today()).strftime(form))
 
     def in_parts(self, messages: list[Message]) -> list[Any]:
         """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""

@@ -113,7 +113,14 @@ from skill_train.program.start.given import (
 )
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
-from skill_train.program.watch import Watch, check_base_weights, check_split, newest_checkpoint, watch_standard_input
+from skill_train.program.watch import (
+    Watch,
+    check_base_weights,
+    check_split,
+    first_day,
+    newest_checkpoint,
+    watch_standard_input,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -166,6 +173,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     check_base(recipe["model"], recipe["revision"])
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    if checkpoint is not None:
+        tokenizer.day = first_day(folder) or tokenizer.day
     pictures = load_pictures(recipe, tokenizer)
     named = plan.get("asked", {}).get("columns", True) is not None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,18 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
     tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
+    tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
     return tokenizer
+
+
+def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
+    """Has the chat template write what `written` makes of the form of a time. transformers (5.23) gives a template the
+    present time, and no function of its caller's."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "strftime_now" in template:
+        _compile_jinja_template(template).environment.globals["strftime_now"] = written
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:

@@ -339,6 +339,7 @@ class Environment(TypedDict):
     """`environment.json` before training. Objects of libraries have the field names that the libraries chose."""
 
     program: FileDigest
+    day: str
     python: str
     platform: str
     device: str
@@ -369,6 +370,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
+        "day": trainer.processing_class.day.isoformat(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),

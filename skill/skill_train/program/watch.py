@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -130,6 +131,13 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
     if processes != placement["num_processes"]:
         text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
         event("note", text=text)
+
+
+def first_day(folder: Path) -> date | None:
+    """The day on which the run began. Its rows have that date, where the chat template writes one. Earlier versions
+    recorded none."""
+    path, read = folder / "environment.json", lambda earlier: earlier.get("day") and date.fromisoformat(earlier["day"])
+    return from_earlier_start(path, read, "train into a new --run-dir") if path.is_file() else None
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:

@@ -3,6 +3,7 @@ rows."""
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -124,6 +125,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     program: JsonObject | None = None
+    day: date | None = None  # on which the run began, and which the chat template wrote if it writes the date
     python: str | None = None
     platform: str | None = None
     device: str | None = None

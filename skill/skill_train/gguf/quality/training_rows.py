@@ -58,7 +58,10 @@ def _training_rows(run: RunDir) -> Iterator[list[int]]:
     never = {row["row"] for row in held_out}
     order = [number for number in spread(_count(run), MOST_ROWS + len(never)) if number not in never]
     rows = _read(plan, {*order, *recorded})
-    encode = Encoder(_feeding(recipe), load_tokenizer(run.merged))
+    tokenizer, environment = load_tokenizer(run.merged), read_environment(run.record("environment"))
+    if environment is not None and environment.day is not None:
+        tokenizer.day = environment.day
+    encode = Encoder(_feeding(recipe), tokenizer)
     _require_same_encoding(encode, rows, recorded)
     for number in order:
         row = encode(number, *rows[number])
