@@ -1,4 +1,4 @@
-"""Templates that write the date: a run has one day, that on which it began, whenever it goes on and whoever reads it."""
+"""Templates that write the date: a run has one day, that on which it began, also when it goes on later."""
 
 from __future__ import annotations
 
