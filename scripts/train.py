@@ -6377,6 +6377,9 @@ class Checks:
         if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        started_at_zero = [w for name, w in self.trainer.model.named_parameters() if ".lora_B." in name]
+        if started_at_zero and not any(bool(weight.any()) for weight in started_at_zero):
+            verdict, detail = "fail", f"{detail}; every B of the adapter is zero as before, so it changes nothing"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:

@@ -87,6 +87,21 @@ def test_the_loss_falls(before: float, after: float, verdict: str) -> None:
     assert ("blind guessing" in only(found)["detail"]) == (before > 2.0794)  # log 8
 
 
+@pytest.mark.parametrize(("trained", "verdict"), [([[0.0, 0.0]], "fail"), ([[0.0], [1e-9]], "warn"), ([], "warn")])
+def test_an_adapter_that_was_never_trained_fails(trained: list[list[float]], verdict: str) -> None:
+    """B is zero at first. A step at the learning rate 0 of a warm-up leaves it so; a small change leaves the loss."""
+    found = checks(level=2.0)
+    for number, values in enumerate(trained):
+        layer = torch.nn.Module()
+        layer.lora_B = torch.nn.ParameterDict({"default": torch.nn.Parameter(torch.tensor(values))})
+        layer.lora_A = torch.nn.ParameterDict({"default": torch.nn.Parameter(torch.ones(1))})
+        found.trainer.model.add_module(f"layer{number}", layer)
+    found.loss_before = 2.0
+    found.check_loss()
+    assert only(found)["verdict"] == verdict
+    assert ("every B of the adapter is zero" in only(found)["detail"]) == (verdict == "fail")
+
+
 def test_a_base_worse_than_guessing_is_told() -> None:
     found = checks(level=2.0)
     found.loss_before = 2.1
