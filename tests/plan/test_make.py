@@ -18,7 +18,7 @@ from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, Token
 from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.few_steps import few_steps, least_steps
-from skill_train.plan.make import FEW_STEPS, make_plan, wants_probe
+from skill_train.plan.make import FEW_STEPS, WHOLE_STEPS, make_plan, wants_probe
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import FIELDS, Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -319,6 +319,27 @@ def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
         "950 training rows x 1 epochs / 16 rows a step",
         "50 steps x 16 rows / 950 training rows",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "values", "told"),
+    [
+        (60, {"num_train_epochs": 1, "effective_batch_size": 256}, ("4.49", "1 x 256 rows from 57 training rows")),
+        (60, {"effective_batch_size": 256}, ("4.49", "1 x 256 rows from 57 training rows")),  # 3 epochs are 171
+        (60, {"effective_batch_size": 200}, None),
+        (60, {"num_train_epochs": 1, "effective_batch_size": 16}, None),  # 64 of 57
+        (21, {"num_train_epochs": 1, "effective_batch_size": 16}, ("1.6", "2 x 16 rows from 20 training rows")),
+        (60, {"max_steps": 1, "effective_batch_size": 256}, None),  # which says it as `epochs`
+        (5000, {}, None),
+    ],
+)
+def test_more_epochs_than_were_asked_for_are_told(
+    rows: int, values: dict[str, Any], told: tuple[str, str] | None
+) -> None:
+    """Every step trains a whole batch, where TRL trains what is left."""
+    plan = _plan(dataset=msgspec.structs.replace(CHAT, rows=rows), **values)
+    found = [(reason["value"], reason["because"]) for reason in plan["reasons"] if reason["rule"] == WHOLE_STEPS]
+    assert found == ([told] if told else [])
 
 
 @pytest.mark.parametrize(

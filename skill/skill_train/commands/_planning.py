@@ -340,6 +340,10 @@ def warn_of_plan(console: Console, plan: Plan) -> None:
     """Prints the warnings that `plan`, `local` and `submit` share."""
     _warn_of_length(console, plan)
     _warn_of_export(console, plan)
+    for reason in plan.reasons:
+        if reason.rule == make.WHOLE_STEPS:
+            said = f"{reason.because} are {reason.value} epochs, because a step trains a whole batch"
+            console.warn("epochs", f"{said}; a smaller effective_batch_size repeats fewer rows")
 
 
 def _warn_of_length(console: Console, plan: Plan) -> None:

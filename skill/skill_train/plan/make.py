@@ -39,6 +39,7 @@ from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
 EPOCHS = ((500, 3.0), (1000, 2.0))  # the epochs for fewer than so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
+WHOLE_STEPS = "whole_steps"  # the rule in the reason of more epochs than were asked for
 FEW_STEPS = 10  # with so many or fewer, warmup_ratio warms nothing up
 
 
@@ -239,6 +240,10 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
         why = f"{_training_rows(rows, dataset)} x {passes_text} / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, source)
+        fed = values["max_steps"] * recipe.effective_batch_size
+        if fed > 1.25 * rows * passes:  # the last step is filled up
+            why = f"{values['max_steps']} x {recipe.effective_batch_size} rows from {_training_rows(rows, dataset)}"
+            _because(reasons, WHOLE_STEPS, f"{fed / rows:.3g}", why, "recipe")
     elif rows:
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {_training_rows(rows, dataset)}"
