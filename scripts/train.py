@@ -1861,6 +1861,12 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
     return labels
 
 
+def first_trained_text(text: str, labels: list[int], offsets: Any, start: int) -> str:
+    place = next((i for i, label in enumerate(labels) if label != IGNORED), 0)
+    begin = min(offsets[place][0], offsets[place - 1][1]) if place else start
+    return text[begin : offsets[place][1]] if begin < start else ""
+
+
 def trained_tokens(row: Tokens) -> int:
     return sum(label != IGNORED for label in row["labels"][1:])
 
@@ -4787,6 +4793,10 @@ WRITES_DATE = (
     "the chat template writes the date: all rows are trained with that of the day on which the training begins, and in "
     "use the model sees another one"
 )
+ACROSS = (
+    "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
+    "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
+)
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -4839,6 +4849,7 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
+        self.across = ""  # in the row that was encoded last, a token that begins in the prompt and ends in the answer
         self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
@@ -4862,7 +4873,8 @@ class Encoder:
         try:
             made = self.encoded(index, line, row)
             seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            self.told.look(line, findings(row, self.recipe["columns"], seen, self.own))
+            across = [(ACROSS, f", {self.across!r}")] if self.across else []
+            self.told.look(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made
@@ -4926,6 +4938,7 @@ class Encoder:
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         labels = labels_of(rendered, ids, encoded["offset_mapping"], spans, self.added)
+        self.across = "" if is_chat else first_trained_text(rendered, labels, encoded["offset_mapping"], spans[0][0])
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]

@@ -189,6 +189,40 @@ def test_a_token_that_begins_with_the_space_of_the_prompt_is_the_answers(tmp_pat
     assert tokenizer.decode(trained) == " four<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    ("kind", "pair", "told"),
+    [
+        ("qwen2", ("Two and two is ", "four"), "' four'"),
+        ("gpt2", ("Two and two is ", "four"), "' four'"),
+        ("qwen2", ("Two and two is", " four"), None),
+        ("gpt2", ("Two and two is", " four"), None),
+        ("llama-spm", ("Two and two is", " four"), None),
+        ("gemma", ("Two and two is", " four"), None),
+        ("qwen2", ("Two and two is\n", "four"), None),
+        ("gemma", ("### Answer:\n", "four"), None),
+        ("llama-bpe", ("Two is ", "2, not 1"), None),  # a space and a digit are two tokens
+        ("llama-bpe", ("Two", " is 2"), None),
+    ],
+)
+def test_a_token_across_the_end_of_the_prompt_is_told(
+    tmp_path: Path, kind: str, pair: tuple[str, str], told: str | None
+) -> None:
+    """Who asks the prompt alone, with its space, sends another token; TRL warns of a mismatch too."""
+    row = {"prompt": pair[0], "completion": pair[1]}
+    encoder, tokenizer = _encoder(tmp_path, kind, row, format="completion")
+    tokenizer.chat_template = None
+    made = [encoder(number, number + 1, row) for number in range(2)]
+    said = [note for note in encoder.notes if "one token for the end of the prompt" in note]
+    assert [note.partition("):")[0] for note in said] == (
+        [f"2 of 2 rows have one token for the end of the prompt and the start of the answer (the first: line 1, {told}"]
+        if told
+        else []
+    )
+    alone = tokenizer(pair[0], add_special_tokens=False)["input_ids"]
+    whole = tokenizer("".join(pair), add_special_tokens=False)["input_ids"]
+    assert (whole[: len(alone)] == alone) == (told is None) and len(made) == 2
+
+
 def test_a_space_alone_is_trained_though_its_offsets_are_trimmed(tmp_path: Path) -> None:
     """A space and a digit are two tokens in Llama 3's vocabulary; with `trim_offsets` the space has no place."""
     pair, bare = {"prompt": "Two is ", "completion": "2, not 1"}, {"format": "completion"}

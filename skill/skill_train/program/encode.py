@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import as_taken, left_out_thoughts, name_of_call, python_notes, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
-from skill_train.program.chat.labels import IGNORED, labels_of
+from skill_train.program.chat.labels import IGNORED, first_trained_text, labels_of
 from skill_train.program.chat.told import ToldRows, findings
 from skill_train.program.chat.typed import TYPED_AT_END, TYPED_INSIDE, control_tokens, typed_tokens
 from skill_train.program.events import Refused
@@ -65,6 +65,10 @@ SYSTEM_UNREAD = (
 WRITES_DATE = (
     "the chat template writes the date: all rows are trained with that of the day on which the training begins, and in "
     "use the model sees another one"
+)
+ACROSS = (
+    "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
+    "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
@@ -126,6 +130,7 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
+        self.across = ""  # in the row that was encoded last, a token that begins in the prompt and ends in the answer
         self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
@@ -149,7 +154,8 @@ class Encoder:
         try:
             made = self.encoded(index, line, row)
             seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            self.told.look(line, findings(row, self.recipe["columns"], seen, self.own))
+            across = [(ACROSS, f", {self.across!r}")] if self.across else []
+            self.told.look(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, typed_tokens(made["messages"], self.control))
             return made
@@ -221,6 +227,7 @@ class Encoder:
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         labels = labels_of(rendered, ids, encoded["offset_mapping"], spans, self.added)
+        self.across = "" if is_chat else first_trained_text(rendered, labels, encoded["offset_mapping"], spans[0][0])
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]

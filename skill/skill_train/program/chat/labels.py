@@ -29,6 +29,13 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
     return labels
 
 
+def first_trained_text(text: str, labels: list[int], offsets: Any, start: int) -> str:
+    """The text of the first trained token if it begins before `start`, where the answer does; else empty."""
+    place = next((i for i, label in enumerate(labels) if label != IGNORED), 0)
+    begin = min(offsets[place][0], offsets[place - 1][1]) if place else start
+    return text[begin : offsets[place][1]] if begin < start else ""
+
+
 def trained_tokens(row: Tokens) -> int:
     """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
