@@ -4442,11 +4442,16 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_rows(
-    contents: list[int], questions: list[bytes], fraction: float, seed: int, images: list[list[str]] | None = None
+    contents: list[int],
+    questions: list[bytes],
+    fraction: float,
+    seed: int,
+    images: list[list[str]] | None = None,
+    exchanges: list[bytes] | None = None,
 ) -> set[int]:
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
-    keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
+    keys: list[Sequence[Any]] = [contents, questions, *(key for key in (images, exchanges) if key is not None)]
     while keys:
         chosen = chosen_groups(joined(*keys), count, seed)
         if 2 * len(chosen) >= count:
@@ -4520,6 +4525,18 @@ def question_of(row: EncodedRow) -> str:
         return row["rendered"]
     text = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
     return text + seen_in(row)
+
+
+def exchanges_of(rows: list[EncodedRow]) -> list[bytes] | None:
+    chats = [row.get("messages") or [] for row in rows]
+    if not any(message["role"] in SYSTEMS for messages in chats for message in messages):
+        return None
+    rest = [[message for message in messages if message["role"] not in SYSTEMS] for messages in chats]
+    texts = [json.dumps(turns, ensure_ascii=False, sort_keys=True, default=str) for turns in rest]
+    return [
+        digest_of(normalised(text if turns else row["rendered"]) + seen_in(row))
+        for text, turns, row in zip(texts, rest, rows, strict=True)
+    ]
 
 
 ALIKE = str.maketrans(
@@ -7252,7 +7269,8 @@ def load_data(
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
     if recorded is None:
         images = [row.get("image_sha256", []) for row in rows]
-        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images)
+        exchanges = exchanges_of(rows)
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images, exchanges)
     else:
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]

@@ -131,6 +131,35 @@ def test_a_rendered_chat_is_held_out_with_its_other_answers(tmp_path: Path, chat
     assert (data["figures"]["repeated_rows"], data["figures"]["held_out_asked"]) == (0, 0)
 
 
+def _ticket(number: int, system: str, answer: str = "{}") -> Row:
+    row = _row(number)
+    row["messages"][1]["content"] = answer.format(row["messages"][1]["content"])
+    return {"messages": [{"role": "system", "content": system}, *row["messages"]]}
+
+
+def test_a_row_with_another_system_message_is_not_new(tmp_path: Path) -> None:
+    rows = [_ticket(number % 20, f"Ticket {index}") for index, number in enumerate(range(40))]
+    data = _load(tmp_path, [*rows, *map(_row, range(20))])
+    held_out = _numbers(data["held_out"])
+    assert held_out.isdisjoint(_numbers(data["train"]))
+    assert (len(held_out), len(data["held_out"])) == (6, 18)
+
+
+def test_another_answer_after_another_system_message_is_another_row(tmp_path: Path) -> None:
+    """As of a system message that says how to answer. The split is the one of rows that are all different."""
+    told = [_ticket(number, "Sei kurz.") for number in range(20)]
+    rows = [*told, *(_ticket(number, "Sei höflich.", "Gern: {}") for number in range(20))]
+    data = _load(tmp_path, rows)
+    assert len(data["held_out"]) == 12 and not _numbers(data["held_out"]).isdisjoint(_numbers(data["train"]))
+
+
+def test_a_system_message_may_be_what_is_asked(tmp_path: Path) -> None:
+    """All rows are then one exchange, or a few, and rows are held out all the same."""
+    said = [{"role": "user", "content": "Is it there?"}, {"role": "assistant", "content": "Yes."}]
+    data = _load(tmp_path, [{"messages": [{"role": "system", "content": f"Paket {n}"}, *said]} for n in range(40)])
+    assert len(data["held_out"]) == 12
+
+
 def test_a_text_that_only_answers_is_no_question(tmp_path: Path) -> None:
     data = _load(tmp_path, [{"text": f"### Response:\nPaket {n} liegt im Depot."} for n in range(40)])
     assert (len(data["held_out"]), data["figures"]["held_out_asked"]) == (12, 0)

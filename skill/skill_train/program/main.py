@@ -95,6 +95,7 @@ from skill_train.program.split import (
     DataFigures,
     contents_of,
     digest_of,
+    exchanges_of,
     feeding_order,
     held_out_rows,
     normalised,
@@ -275,7 +276,8 @@ def load_data(
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
     if recorded is None:
         images = [row.get("image_sha256", []) for row in rows]
-        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images)
+        exchanges = exchanges_of(rows)
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images, exchanges)
     else:
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from skill_train.program.chat.labels import trained_tokens
+from skill_train.program.chat.told import SYSTEMS
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow
 from skill_train.program.folders.checkpoints import from_earlier_start, without
@@ -77,17 +78,23 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_rows(
-    contents: list[int], questions: list[bytes], fraction: float, seed: int, images: list[list[str]] | None = None
+    contents: list[int],
+    questions: list[bytes],
+    fraction: float,
+    seed: int,
+    images: list[list[str]] | None = None,
+    exchanges: list[bytes] | None = None,
 ) -> set[int]:
-    """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
-    out or trained together: for a model that has seen such a row, the question is not new.
+    """Indices of rows that never train. Rows with the same content, the same question, a picture in common or the same
+    exchange are held out or trained together: for a model that has seen such a row, the question is not new.
 
     A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
-    pictures or questions leave too few rows, they do not decide. `images` are the digests of the pictures of each row.
+    pictures or questions leave too few rows, they do not decide, and an exchange as little: the system messages may be
+    what is asked. `images` are the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
-    keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
+    keys: list[Sequence[Any]] = [contents, questions, *(key for key in (images, exchanges) if key is not None)]
     while keys:
         chosen = chosen_groups(joined(*keys), count, seed)
         if 2 * len(chosen) >= count:
@@ -170,6 +177,19 @@ def question_of(row: EncodedRow) -> str:
         return row["rendered"]
     text = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
     return text + seen_in(row)
+
+
+def exchanges_of(rows: list[EncodedRow]) -> list[bytes] | None:
+    """Equal digests for conversations that are equal but for their system messages; None if no row has one."""
+    chats = [row.get("messages") or [] for row in rows]
+    if not any(message["role"] in SYSTEMS for messages in chats for message in messages):
+        return None
+    rest = [[message for message in messages if message["role"] not in SYSTEMS] for messages in chats]
+    texts = [json.dumps(turns, ensure_ascii=False, sort_keys=True, default=str) for turns in rest]
+    return [
+        digest_of(normalised(text if turns else row["rendered"]) + seen_in(row))
+        for text, turns, row in zip(texts, rest, rows, strict=True)
+    ]
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.
