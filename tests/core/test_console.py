@@ -157,6 +157,7 @@ def test_progress_and_warnings_stay_off_stdout(capsys: Any) -> None:
     console = Console("json", "local")
     console.warn("slow", "this is slow")
     console.warn("slow", "this is slow")
+    console.warn("template", "this is slow")  # what the plan said, and then the training
     with console.progress("training") as bar:
         for step in range(101):
             bar(step, 100, "loss 1.0")

@@ -328,6 +328,25 @@ def test_a_dataset_in_the_place_of_a_recipe_is_told_apart(tmp_path: Path) -> Non
     assert f"--data '{rows}'" in caught.value.hint
 
 
+@pytest.mark.parametrize(("text", "number"), [("010", 8), ("-017", -15), ("1:30", 90), ("0x10", 16), ("0b11", 3)])
+def test_a_number_that_yaml_reads_otherwise_than_people_is_refused(tmp_path: Path, text: str, number: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        _load(tmp_path, f"model: a\ndata: b\nmax_steps: {text}\n")
+    assert caught.value.code == "bad_recipe" and f"{text} is {number} in YAML" in caught.value.message
+
+
+@pytest.mark.parametrize(("text", "number"), [("10", 10), ("1_000", 1000), ("0", 0), ("+7", 7), ("'010'", 10)])
+def test_other_whole_numbers_are_read(tmp_path: Path, text: str, number: int) -> None:
+    assert _load(tmp_path, f"model: a\ndata: b\nseed: {text}\n").seed == number
+
+
+def test_no_target_at_all_is_refused_but_of_full_fine_tuning() -> None:
+    """The recipe.yaml of a full run has the empty list."""
+    with pytest.raises(UsageError, match="target_modules is empty"):
+        recipes.from_dict(LEAST | {"target_modules": []})
+    assert recipes.from_dict(LEAST | {"target_modules": [], "finetuning_type": "full"}).target_modules == []
+
+
 @pytest.mark.parametrize("text", ["model: a\ndata: b\nmodel: c\n", "model: a\ndata: b\ncolumns: {text: x, text: y}\n"])
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
     """YAML's readers take the last of them, and say nothing."""

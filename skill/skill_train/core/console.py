@@ -98,10 +98,9 @@ class Console:
         return self.mode == "human" and sys.stdin.isatty()
 
     def warn(self, code: str, message: str) -> None:
-        """Prints a warning on stderr at once and keeps it for the envelope. Each warning is printed once."""
-        warning = {"code": code, "message": message}
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+        """Prints a warning on stderr at once and keeps it for the envelope. Each message is printed once."""
+        if all(warning["message"] != message for warning in self.warnings):
+            self.warnings.append({"code": code, "message": message})
             self.status(f"warning: {message}")
 
     @contextmanager

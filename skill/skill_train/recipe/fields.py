@@ -336,6 +336,13 @@ def _check_choices(recipe: Recipe) -> None:
 def _check_tuning(recipe: Recipe) -> None:
     """Full fine-tuning changes every weight, so it excludes 4-bit weights; `pure_bf16` requires it."""
     full = recipe.finetuning_type == "full"
+    if recipe.target_modules == [] and not full:  # which names none in its plan
+        raise bad_recipe(
+            "target_modules is empty, so the adapter would change nothing",
+            expected="names of linear layers, or all-linear",
+            got="[]",
+            hint="remove target_modules from the recipe for the usual ones of the model",
+        )
     if full and recipe.load_in_4bit:
         raise bad_recipe(
             "finetuning_type: full and load_in_4bit: true cannot be used together",

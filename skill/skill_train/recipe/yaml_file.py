@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def bad_recipe(message: str, *, expected: str = "", got: str = "", hint: str = "
 
 
 def loader() -> Any:
-    """PyYAML's safe loader, which also refuses a key that occurs twice."""
+    """PyYAML's safe loader, which also refuses a key that occurs twice, and a number in another base: 010 is 8."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -28,6 +29,14 @@ def loader() -> Any:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_int(self, node: Any) -> Any:
+            number = super().construct_yaml_int(node)
+            if not re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", node.value):
+                said = f"{node.value} is {number} in YAML: write it with the digits of 10, and no 0 before them"
+                raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+            return number
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     return Loader
 
 
