@@ -6169,7 +6169,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
-        "day": trainer.processing_class.day.isoformat(),
+        "day": getattr(trainer.processing_class, "day", date.today()).isoformat(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),

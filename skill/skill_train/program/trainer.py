@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -370,7 +371,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
-        "day": trainer.processing_class.day.isoformat(),
+        "day": getattr(trainer.processing_class, "day", date.today()).isoformat(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),
