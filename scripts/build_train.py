@@ -2,7 +2,7 @@
 
 The parts lie in skill/skill_train/program/. The joined file runs alone, here and in a cloud job. It starts with the
 head of main.py (pinned versions, docstring), then come the imports of all parts, then the parts from events to main.
-The parts have what explains them: the joined file has the docstring of main.py, and of the comments those behind code.
+The parts have what explains them: the joined file has the docstring of main.py, and of comments what tools read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ PARTS = (
     "rows", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/kept",
     "cloud/push", "cloud/job", "main",
 )  # fmt: skip
+FOR_TOOLS = ("# noqa", "# type:", "# fmt:")
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
 
@@ -61,12 +62,15 @@ parsed = cache(ast.parse)
 
 @cache
 def shortened(source: str) -> str:
-    """A source without lines of comment and without docstrings, but those that are all that a class has."""
+    """A source without comments, but those that tools read, and without docstrings, but those that are all that a class
+    has."""
     lines = source.splitlines(keepends=True)
     start = source[: source.index("from __future__")].count("\n")  # before it main.py holds the pinned versions
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and token.line.lstrip()[:1] == "#" and token.start[0] > start:
-            lines[token.start[0] - 1] = ""
+        row, column = token.start
+        if token.type == tokenize.COMMENT and row > start and not token.string.startswith(FOR_TOOLS):
+            code = lines[row - 1][:column].rstrip()
+            lines[row - 1] = code + "\n" if code else ""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     for node in nodes:
         text = node.body[0]

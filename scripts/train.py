@@ -97,7 +97,7 @@ from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
-LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
+LAST_BYTES = 4 << 20
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
@@ -241,7 +241,7 @@ def tell_failure(refusal: Refused, folder: Path | None) -> None:
         record = folder / "train.failed.json"
         if record.exists():
             return
-        with suppress(OSError):  # the disk may be full; the event below gives the reason too
+        with suppress(OSError):
             write_json(record, refusal.failure)
     tell("failed", **refusal.failure)
 
@@ -311,7 +311,7 @@ def peak_rss_bytes() -> int:
     import resource
 
     peak = linux_figure("self/status", "VmHWM:")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak
 
 
 def json_object(text: str | bytes) -> Any:
@@ -372,16 +372,16 @@ FOREIGN_JSON = {
     **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
     **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
 }
-VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read only where needed, because one takes half a second
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
 BYTES_A_VALUE = 32
-MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
-DEEPEST = 64  # levels of nested lists and objects; the deepest published config has 6
-MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
+MOST_MARKS = 8_000_000
+DEEPEST = 64
+MOST_DIGITS = 40
 LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
-MOST_HEADER = 100_000_000  # bytes, as safetensors allows
-MOST_AXES = 64  # of a tensor, as numpy allows
+MOST_HEADER = 100_000_000
+MOST_AXES = 64
 ITEM_BITS = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -399,8 +399,8 @@ SIZES = re.compile(
     r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
     r"|^num_labels$"
 )
-MANY, WIDE = 256, 1 << 18  # always allowed, because so much is created in a moment
-MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
+MANY, WIDE = 256, 1 << 18
+MOST_LAYERS, WIDEST = 10_000, 1 << 21
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
@@ -412,7 +412,7 @@ NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
 }
 
 
-JsonObject = dict[str, Any]  # of a document that somebody else wrote
+JsonObject = dict[str, Any]
 
 
 def check_model(folder: Path) -> None:
@@ -495,10 +495,10 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
-    if "window" in key:  # Qwen 2 counts layers there that its small models do not have
+    if "window" in key:
         return None
     widest = max((size for shape in shapes.values() for size in shape), default=0)
-    if COUNTS.search(key):  # experts lie in a tensor each, or all in one
+    if COUNTS.search(key):
         return max(MANY, len(shapes), widest if "expert" in key else 0) if shapes else MOST_LAYERS
     return (max(WIDE, widest) if shapes else WIDEST) if SIZES.search(key) else None
 
@@ -523,7 +523,7 @@ class TensorEntry(TypedDict):
 class Header(NamedTuple):
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
-    data_start: int  # the byte of the file from which the offsets of the tensors count
+    data_start: int
 
 
 def safetensors_header(path: Path) -> Header:
@@ -741,7 +741,7 @@ LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
@@ -804,7 +804,7 @@ def goes_along(file: Path) -> bool:
         return False
     if file.suffix != ".json":
         return True
-    rows = _start(file).startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    rows = _start(file).startswith(b"[") and name != "modules.json"
     return not rows and not is_own_record(file)
 
 
@@ -822,7 +822,7 @@ def _start(file: Path) -> bytes:
 # last one.
 
 Taken = TypeVar("Taken")
-COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size and the SHA-256 of each file
+COMPLETE, DIGESTS = "complete.json", "sha256.json"
 
 
 def mark(checkpoint: Path) -> None:
@@ -847,7 +847,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 def share_weights(folder: Path, like: Path) -> None:
     for file in folder.glob("*.safetensors"):
-        with suppress(OSError):  # a file system without permissions
+        with suppress(OSError):
             file.chmod(like.stat().st_mode & 0o777)
 
 
@@ -984,15 +984,15 @@ class Plan(TypedDict):
 
 LOGITS_AT_ONCE = 16_000_000
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
-TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
-HELD_OUT_ROWS = 200  # rows held out at most
-SAMPLE_ROWS = 32  # rows that train, kept in samples.jsonl
-MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+TUNED = {"lora": "adapter", "full": "merged"}
+HELD_OUT_ROWS = 200
+SAMPLE_ROWS = 32
+MEASURING, TRAINS = "measuring the model before training", "training"
 OF_LAUNCHERS = re.compile(
     r"(ACCELERATE|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG|TORCHELASTIC|PET|PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD)_.+"
     r"|((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|FORK_LAUNCHED"
 )
-SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
+SMALLER = "smaller_layout"
 
 
 def without_launchers(variables: Mapping[str, str]) -> dict[str, str]:
@@ -1131,7 +1131,7 @@ def cannot(message: Any, keys: list[str], why: str) -> Refused:
 # --- chat/pairs ---
 # A prompt and its completion as messages: which texts hold them, and a prompt that the completion repeats.
 
-TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
+TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")
 ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assistant|tool)["']""")
 
 
@@ -1143,7 +1143,7 @@ def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
     whole, begun = [*(other and first), *asked], [*(first and other), *said[: len(asked)]]
-    asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
+    asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt
     if asks and list(map(compared, whole)) == list(map(compared, begun)):
         return [*(first or other), *asked], said[len(asked) :]
     if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
@@ -1179,13 +1179,13 @@ def compared(message: Any) -> Any:
 Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
-PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-BARE = ("prompt_completion", "completion")  # texts joined as they stand
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
-CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
+PAIRS = ("prompt_completion", "question_answer")
+BARE = ("prompt_completion", "completion")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+CALLS = ("tool_calls", "function_call", "function_calls")
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
-MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
+MEND = "correct or remove it; rows are never dropped silently"
 
 
 class Message(TypedDict):
@@ -1198,11 +1198,11 @@ class Example(TypedDict):
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
     tools: NotRequired[list[Any] | None]
-    trained_messages: NotRequired[list[int]]  # the indices of the answers that train
+    trained_messages: NotRequired[list[int]]
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
-    without_template: NotRequired[bool]  # the recipe asks for bare text; only set if the model has a chat template
+    without_template: NotRequired[bool]
 
 
 class Tokens(TypedDict):
@@ -1211,16 +1211,16 @@ class Tokens(TypedDict):
 
 
 class Pictured(TypedDict, total=False):
-    images: list[Any]  # where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run
-    image_sha256: list[str]  # of their files
+    images: list[Any]
+    image_sha256: list[str]
 
 
 class EncodedRow(Example, Pictured, Tokens):
-    row: int  # its number in the data, from 0
-    line: int  # in its file
-    rendered: str  # the text that the template writes
-    truncated: bool  # it was longer than max_length
-    full_length: int  # in tokens
+    row: int
+    line: int
+    rendered: str
+    truncated: bool
+    full_length: int
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
@@ -1329,7 +1329,7 @@ MEDIA_NAME = re.compile(
     re.IGNORECASE,
 )
 MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
-MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}
 MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
 MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
 MEDIA_MAGIC = re.compile(
@@ -1434,7 +1434,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
         raise all_left_out(cleaned[prompt_messages:]) or no_answer(cleaned)
-    if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
+    if isinstance(tools, str):
         tools = list_of(tools, "tools")
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
 
@@ -1487,7 +1487,7 @@ def checked_message(message: Any) -> Any:
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
-            if not mentions_media(str(part["type"])):  # such as thinking, tool_use and refusal
+            if not mentions_media(str(part["type"])):
                 raise bad_row(f"a part of type {part['type']!r} is not read", "parts of type text", repr(part))
             require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
@@ -1497,7 +1497,7 @@ def checked_message(message: Any) -> Any:
     if not isinstance(content, str) or not (text or any(map(message.get, CALLS)) or message["role"] in TOOLS):
         found = f"has {content!r} and not text" if isinstance(content, (int, float)) else "has no text"
         raise bad_row(f"the {message['role']} message {found}", got=repr(message))
-    if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+    if not is_unicode({key: value for key, value in message.items() if key != "content"}):
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
         raise bad_row(half, "text in Unicode", repr(message))
     return {**message, "content": content}
@@ -1558,9 +1558,9 @@ MEDIA_COLUMN = re.compile(
     rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
     r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
 )
-MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"  # compiled when it is asked for: that takes 4 ms
+MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"
 MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
-SENTENCE_WORDS = 3  # words
+SENTENCE_WORDS = 3
 
 
 @lru_cache(maxsize=4096)
@@ -1587,7 +1587,7 @@ def is_media(column: str, value: Any) -> bool:
         return False
     if isinstance(value, dict):
         return any(each is not None for each in value.values())
-    if isinstance(value, str):  # a sentence about a picture is text
+    if isinstance(value, str):
         return len(value.split()) < SENTENCE_WORDS and (value.isascii() or len(value) < 12)
     return True
 
@@ -1732,7 +1732,7 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
         found = list(tokens.finditer(message["content"]))
         if found and message["role"] == "assistant" and found[-1].end() == len(message["content"].rstrip()):
             ended.append(f", {found.pop().group()!r}")
-        if len(message) > 2:  # its thoughts and calls
+        if len(message) > 2:
             found += tokens.finditer(json.dumps({**message, "content": ""}, ensure_ascii=False, default=str))
         inside += [f", {match.group()!r} in a text of {message['role']}" for match in found]
     if inside:
@@ -1756,7 +1756,7 @@ MARK_IN_ANSWER = re.compile(
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
     re.MULTILINE,
 )
-PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
+PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
@@ -1774,7 +1774,7 @@ READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
     "have a text in a key that the chat template does not write (the first: {}): the content needs it, if answers do"
 )
-MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
+MOSTLY = (PYTHON_ANSWERS,)
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
@@ -1785,7 +1785,7 @@ TOOLS_TWICE = (
 class ToldRows:
     def __init__(self, *notes: str) -> None:
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.looked = 0  # at so many rows
+        self.looked = 0
 
     def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
         self.looked += 1
@@ -1848,7 +1848,7 @@ def is_described(names: list[str], text: str) -> bool:
 # --- chat/labels ---
 # What of an encoded row is trained: its labels.
 
-IGNORED = -100  # the label of a token that is read and not trained
+IGNORED = -100
 
 
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
@@ -1900,12 +1900,12 @@ def system_digest(rows: Any) -> str:
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
 ROWS_AT_ONCE = 1024
-BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+BATCH_BYTES = 32_000_000
 PIECE_BYTES = 1 << 20
-VALUE_BYTES = 100  # of a value in Python, beside its text
+VALUE_BYTES = 100
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
+DICTIONARY_BYTES = 1 << 20
 
 
 def most_in_all(size: int) -> int:
@@ -1968,7 +1968,7 @@ class Chunk(NamedTuple):
     unpacked: int
     packed: int
     data_at: int
-    dictionary_at: int  # 0: none
+    dictionary_at: int
 
     @property
     def numbered(self) -> bool:
@@ -2013,9 +2013,9 @@ class Column:
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
         self.numbered = chunk.numbered
-        self.page = 0  # bytes of the largest page
+        self.page = 0
         self.values = 0
-        self.width = 8  # most bytes of one value, which may be stored outside its page
+        self.width = 8
         for page in pages(raw, chunk):
             self.page = max(self.page, page.unpacked)
             if page.kind == DICTIONARY_PAGE:
@@ -2030,8 +2030,8 @@ class Column:
 
 class Page(NamedTuple):
     kind: int
-    at: int  # where its bytes begin
-    packed: int  # bytes
+    at: int
+    packed: int
     unpacked: int
     values: int
     encoding: int
@@ -2072,7 +2072,7 @@ def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
 
 
 def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
+    for most in (1 << 14, 1 << 24):
         raw.seek(at)
         try:
             return thrift_struct(raw.read(most), 0)
@@ -2091,15 +2091,15 @@ def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # true, false
+    if kind in (1, 2):
         return kind == 1, at
     if kind == 3:
         return data[at], at + 1
     if kind in (4, 5, 6):
         return thrift_number(data, at)
-    if kind == 7:  # a float
+    if kind == 7:
         return None, at + 8
-    if kind == 8:  # bytes; their length has no sign
+    if kind == 8:
         length, at = thrift_varint(data, at)
         return data[at : at + length], at + length
     if kind in (9, 10):
@@ -2164,7 +2164,7 @@ def python_bytes(array: Any) -> int:
         return python_bytes(array.storage)
     if pyarrow.types.is_struct(kind):
         return own + sum(map(python_bytes, array.flatten()))
-    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):
         return own + python_bytes(array.flatten())
     if not pyarrow.types.is_dictionary(kind):
         return own + int(array.nbytes)
@@ -2192,7 +2192,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
     fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
 
     def read(value: Any) -> Any:
-        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
+        if not isinstance(value, dict):
             return value
         return {
             name: field(part) if (field := fields.get(name)) else part
@@ -2216,7 +2216,7 @@ def undecoded(loaded: Any) -> Any:
     return loaded
 
 
-DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+DECODED = ("Image", "Audio", "Video", "Pdf")
 
 
 def as_stored(feature: Any) -> Any:
@@ -2271,7 +2271,7 @@ def arrow_files(folder: Path) -> Iterator[Path]:
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
         name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+        if isinstance(name, str) and (path := folder / name).exists():
             check_regular(path, hint=SAVE_AGAIN)
             yield path
 
@@ -2319,9 +2319,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 # --- pictures/beside ---
 # Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
 
-HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
-ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
-NAME_CHARACTERS = 1024  # a longer text in a row names no file
+HUB_FOLDER = "datasets--"
+ROWS_AHEAD, FILES_AT_ONCE = 64, 8
+NAME_CHARACTERS = 1024
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -2330,7 +2330,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class HubFile(NamedTuple):
     dataset: str
     commit: str
-    name: str  # its path in the repository
+    name: str
 
     def __str__(self) -> str:
         return rows_named(self.dataset, self.name)
@@ -2387,7 +2387,7 @@ def hub_cache_of(folder: Path) -> Path | None:
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
 
-Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
@@ -2408,7 +2408,7 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
-    from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
+    from concurrent.futures import ThreadPoolExecutor
 
     from huggingface_hub import hf_hub_download
 
@@ -2521,11 +2521,11 @@ def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
 
 def is_picture_file(path: Path) -> bool:
     try:
-        if not path.is_file():  # to open a pipe would wait
+        if not path.is_file():
             return False
         with open(path, "rb") as file:
             return MEDIA_MAGIC.match(file.read(24)) is not None
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):
         return False
 
 
@@ -2534,9 +2534,9 @@ def is_picture_file(path: Path) -> bool:
 
 PictureSource = str | bytes | dict[str, Any]
 
-PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
-PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
-PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
+PICTURE_BYTES = 100_000_000
+PICTURE_PIXELS = 100_000_000
+PICTURE_RATIO = 200
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
@@ -2600,7 +2600,7 @@ def picture_path(source: PictureSource) -> str | None:
 class PicturesDigest:
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.digests = digests or {}  # of files that need not be read again, by the paths in the rows
+        self.digests = digests or {}
         self.digest = hashlib.sha256()
         self.count = 0
 
@@ -2630,7 +2630,7 @@ def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple
                 Image.init()
                 image = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
                 check_header(image, name)
-                orientation(image)  # Pillow remembers it for exif_transpose
+                orientation(image)
             yield image, size
         except Exception as error:
             if isinstance(error, (Refused, ImportError)):
@@ -2661,7 +2661,7 @@ def check_header(image: Any, name: str) -> None:
     if image.mode in ("I", "F"):
         raise bad_picture(name, f"has the colour mode {image.mode}", "numbers without a range", "8 or 16 bits a colour")
     frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":  # MPO is a JPEG of a telephone, with a second view behind it
+    if frames > 1 and image.format != "MPO":
         raise bad_picture(name, "is animated or has several pages", f"{frames} frames", "one still picture a file")
 
 
@@ -2731,7 +2731,7 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
             raise bad_picture(name, "does not exist", str(file), where)
         require_size(file.stat().st_size, name)
         return open(file, "rb")
-    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
+    except (OSError, ValueError, RuntimeError) as error:
         raise bad_picture(name, "cannot be read", str(error)) from None
 
 
@@ -2763,10 +2763,10 @@ def bad_picture(
 # --- pictures/find ---
 # Where a row has its pictures, and where they stand in its texts.
 
-PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
-PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
-PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
-PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
+PICTURE = "\ufffc"
+PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")
+PICTURE_PARTS = ("image", "image_url", "input_image")
 
 
 def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
@@ -2831,7 +2831,7 @@ def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[Pictur
 def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
     before = len(pictures)
     lifted = dict(message)
-    for key in ("content", "value"):  # `value` is ShareGPT's
+    for key in ("content", "value"):
         content = message.get(key)
         if isinstance(content, str):
             lifted[key] = lifted_text(content, waiting, pictures)
@@ -2891,9 +2891,9 @@ def require_one_thing(part: Any, kind: Any) -> None:
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     cells = (part.get(key) for key in PART_KEYS)
     values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
-    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
+    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]
     if isinstance(part.get("bytes"), bytes) and len(sources) == 2 and isinstance(part.get("path"), str):
-        return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
+        return {"bytes": part["bytes"], "path": part["path"]}
     if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
         wrong = "a part of a message holds several pictures, but only one of them would be read"
@@ -2969,18 +2969,18 @@ def vision_part(module: str) -> str:
 # --- pictures/engine ---
 # A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
 
-TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
-LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
-ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
-ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
-ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
-LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
+TILED = ("smolvlm", "idefics3")
+LINED = ("mistral3", "llava")
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)
+ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))
+ENGINE_VERSION = "0.3.36"
+ENGINE_TOKENS = (8, 4096)
+LINED_TOKENS = (8, 1024)
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
     "own image processor, as transformers runs it, makes other ones."
-)  # for the card
+)
 
 
 def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
@@ -3016,8 +3016,8 @@ class TileGrid(NamedTuple):
 class Engine:
     def __init__(self, processor: Any) -> None:
         self.kind, self.processor = processor.kind, processor
-        self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
-        self.square = processor.square or self.patch * self.merge  # of one token (Qwen-VL, Pixtral, Mistral 3)
+        self.patch, self.merge = processor.patch_size, processor.merge_size
+        self.square = processor.square or self.patch * self.merge
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
         self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
@@ -3172,7 +3172,7 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
 }
 _CLASSES = {
     "qwen2_vl": ("Qwen2VLImageProcessor",),
@@ -3185,29 +3185,29 @@ _CLASSES = {
     "llava": ("PixtralImageProcessor",),
 }
 _NUMBERS = ("patch_size", "merge_size", "temporal_patch_size")
-_TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the longest side that is divided
+_TILED_SIDE = 4096
 
 
 @dataclass
 class ImageProcessor:
-    kind: str  # the model type in config.json
-    size: dict[str, int]  # of Qwen-VL the least and the most pixels, under its names `shortest_edge`, `longest_edge`
+    kind: str
+    size: dict[str, int]
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     patch_size: int = 1
     merge_size: int = 1
     temporal_patch_size: int = 1
-    max_image_size: dict[str, int] | None = None  # the side of a tile (SmolVLM, Idefics3)
+    max_image_size: dict[str, int] | None = None
     do_image_splitting: bool = False
-    count: int = 0  # tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3)
-    square: int = 0  # pixels along the square of patches that one token stands for (Mistral 3, Pixtral)
-    tower_side: int | None = None  # `image_size` in config.json, where llama.cpp's converter finds a picture's side
+    count: int = 0
+    square: int = 0
+    tower_side: int | None = None
 
 
 class PictureTokens(NamedTuple):
-    parts: int  # tokens that stand for parts of it
-    around: int  # tokens that are written around them: marks, and ends of lines
-    read: int = 1  # pictures that the tower reads one by one: the picture, or its tiles and a small copy of it
+    parts: int
+    around: int
+    read: int = 1
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
@@ -3221,7 +3221,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
     values = defaults | {name: own[name] for name in defaults if name in own}
     size = _object(values["size"])
     if kind.startswith("qwen"):
-        earlier = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # names of earlier files; they win
+        earlier = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
         size = dict(defaults["size"]) if values["size"] is None else size
         size |= {name: own[key] for key, name in earlier.items() if own.get(key) is not None}
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
@@ -3308,13 +3308,13 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
     rows, columns = grid_of(processor, size, engine)
-    if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
+    if processor.kind == "gemma3":
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
     if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
-    read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
+    read = rows * columns + 1
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
 
 
@@ -3371,7 +3371,7 @@ def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int |
     if least is None and most is None:
         return size
     if kind.startswith("qwen"):
-        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
+        edges = {"shortest_edge": least, "longest_edge": most}
         return {**dict(size), **{name: value for name, value in edges.items() if value is not None}}
     if least is not None or kind == "gemma3":
         name = "min_pixels" if least is not None else "max_pixels"
@@ -3400,8 +3400,8 @@ LINE_END = "[IMG_BREAK]"
 
 
 class Places(NamedTuple):
-    mark: str  # the token that the chat template writes for a picture
-    token: str  # the token that stands for a part of a picture; the tower's output takes its place
+    mark: str
+    token: str
 
 
 class ImageModel(TypedDict):
@@ -3435,12 +3435,12 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
-        self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
+        self.settings = limited_processor(settings, *self.limits)
+        self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
             self.engine = Engine(self.settings)
-        self.mark = self.places.mark if self.engine is None else PICTURE  # of a picture in a rendered text
+        self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
@@ -3467,7 +3467,7 @@ class Pictures:
 
     def expansion(self, size: PictureSize) -> str:
         token, by_engine = self.places.token, self.engine is not None
-        if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
+        if self.kind == "gemma3":
             text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"
             return text if by_engine else f"\n\n{text}\n\n"
         if self.kind.startswith("qwen"):
@@ -3601,7 +3601,7 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
 
 def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
     size = own.get("size") if isinstance(own.get("size"), dict) else None
-    named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
+    named = {"min_pixels": limits.least, "max_pixels": limits.most}
     if size is None and not named.keys() & own.keys():
         return {}
     settings = {name: value for name, value in named.items() if value is not None and name in own}
@@ -3632,10 +3632,10 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
 # --- tables/shape ---
 # How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one.
 
-SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
-QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
-SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # of a document
-Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
+SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')
+QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')
+SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+Record = tuple[int, list[str], list[str], csv.Error | None]
 
 
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
@@ -3655,7 +3655,7 @@ def utf16(raw: bytes) -> str | None:
 
 
 OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
-IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
+IN_WORDS = "’\xad"
 
 
 def old_encoding(raw: bytes) -> str | None:
@@ -3724,7 +3724,7 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
     start, cells, lines, _ = record
     text = sign + "".join(lines)
     spaced = [cell for cell in cells if cell.lstrip(" ")[:1] == '"' != cell[:1]] if ' "' in text else []
-    if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
+    if sign == "\t" or not any(sign + cell in text for cell in spaced):
         return
     if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
         found = f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text"
@@ -3806,9 +3806,9 @@ def by_cells(table: Row) -> list[Row]:
 # Rows: from a file, a saved folder or the Hub.
 
 TABLE_FILES = (".csv", ".tsv")
-CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
-LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
-DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+CELL_CHARACTERS = 10_000_000
+LINE_BYTES = 50_000_000
+DOCUMENT_BYTES = 2_000_000_000
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
@@ -3907,7 +3907,7 @@ def json_lines(path: Path) -> Iterator[Line]:
         elif raw.strip():
             row = parsed(raw, f"line {number} of {path}")
             if number == 1 and isinstance(row, Broken) and raw.rstrip()[-1:] in b",[{" and path.suffix != ".json":
-                row.refusal.error["hint"] = DOCUMENT  # of its lines one may be an object by chance
+                row.refusal.error["hint"] = DOCUMENT
                 raise row.refusal
             yield number, row, raw
 
@@ -3917,7 +3917,7 @@ def parsed(raw: bytes, where: str) -> Row | Broken:
         row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
         return Broken("broken_json", repeated_key(where, str(error)))
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+    except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeDecodeError) or utf16(raw):
             return Broken("not_utf8", not_utf8(where, raw))
         expected = "one JSON object a line, in UTF-8"
@@ -3948,13 +3948,13 @@ def table_rows(path: Path) -> Iterator[Line]:
         require_no_space(record, sign, len(names or cells), path)
         if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
-            if names is None:  # no other row may take its place
+            if names is None:
                 return
         elif names is None:
             if end > 1 or not SIGN_SAID.fullmatch(first):
                 names = cells
                 require_distinct(names, path)
-        elif cells == names:  # of a second table that was written after the first
+        elif cells == names:
             found = f"line {end} of {path} repeats the header"
             wrong = unreadable(found, "rows under one header", first.rstrip(), MEND)
             yield end, Broken("broken_json", wrong, len(lines)), None
@@ -4031,7 +4031,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
+    repeating = list[tuple[Row, str]]()
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
@@ -4184,7 +4184,7 @@ def load_plan(path: Path) -> Plan:
         raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
     attention = plan["placement"]["attn_implementation"]
-    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
+    if attention not in ATTENTION:
         expected = " or ".join(ATTENTION)
         raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
     return plan
@@ -4213,7 +4213,7 @@ def read_document(path: Path) -> Any:
         ) from None
     except Refused as refusal:
         raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
-    except OSError as error:  # a folder, a file of another user
+    except OSError as error:
         raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
 
 
@@ -4232,7 +4232,7 @@ def check_fields(values: Any, described: Any, name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     fields, hints = json_types(described), get_type_hints(described, globals(), include_extras=True).items()
-    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # than the first plans that were written
+    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}
     for key in sorted(set(values) ^ set(fields)):
         if key in values or key not in newer:
             raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
@@ -4307,7 +4307,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
     try:
         fingerprint = data_fingerprint(data, plan["recipe"])
         got = f"sha256 {fingerprint[:12]}…"
-    except Refused as refusal:  # a picture that is missing, or empty
+    except Refused as refusal:
         if refusal.error["code"] != "bad_picture":
             raise
         fingerprint, got = None, str(refusal)
@@ -4348,7 +4348,7 @@ def prepare_environment(placement: Placement) -> None:
 
 def prepare_device(torch: Any, placement: Placement) -> None:
     require_device(torch, placement)
-    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
+    if placement["device"] == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
         if not flash_attention_runs(placement["dtype"], torch.cuda.get_device_capability()):
             repeat_shared_heads()
@@ -4378,7 +4378,7 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="use --device cpu, or install the torch build for this machine",
         )
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than this machine has GPUs",
@@ -4393,7 +4393,7 @@ def require_device(torch: Any, placement: Placement) -> None:
 # --- split ---
 # The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
 
-SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
+SPLIT = "held_out.json"
 
 
 class Repeated(TypedDict):
@@ -4419,8 +4419,8 @@ class Data(TypedDict):
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
-    order: list[int]  # indices into `train`, one for each row of each step
-    pictures: Pictures | None  # what reads those of the rows; None where they are text
+    order: list[int]
+    pictures: Pictures | None
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
@@ -4610,18 +4610,18 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     with readable(model):
         tokenizer = read_tokenizer(model, revision)
     special = {*tokenizer.all_special_tokens}
-    if len(tokenizer) <= len(special) and {*tokenizer.get_vocab()} <= special:  # listing a large one takes 0.1 s
+    if len(tokenizer) <= len(special) and {*tokenizer.get_vocab()} <= special:
         raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
     require_one_vocabulary(model, revision, tokenizer)
-    if not tokenizer.chat_template:  # older processors kept it in a file that llama.cpp's converter reads too
+    if not tokenizer.chat_template:
         template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
         tokenizer.chat_template = template if isinstance(template, str) else None
-    names = ("generation_config.json", "config.json")  # transformers reads the second without the first
+    names = ("generation_config.json", "config.json")
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
-    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
-    tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
+    tokenizer.unlisted_ends = frozenset()
+    tokenizer.day = date.today()
     return tokenizer
 
 
@@ -4642,7 +4642,7 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
         processor = SentencePieceProcessor(model_file=pieces)
     except (ImportError, RuntimeError):
-        return  # the file is not of sentencepiece, with which the converter reads it; or sentencepiece is not here
+        return
     vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
     marks = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
     for number in range(processor.get_piece_size()):
@@ -4815,7 +4815,7 @@ ACROSS = (
     "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
-MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+MARK = "skill train mark 7f3a"
 
 
 @contextmanager
@@ -4865,14 +4865,14 @@ class Encoder:
     def __init__(self, recipe: Feeding, tokenizer: Any, pictures: Pictures | None = None) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
-        self.pictures = pictures  # None: the rows are text
-        self.across = ""  # in the row that was encoded last, a token that begins in the prompt and ends in the answer
-        self.decodes = False  # each picture once, so that one that is broken is found before the training
-        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
+        self.pictures = pictures
+        self.across = ""
+        self.decodes = False
+        self.leaves_out = True
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
-        self.patience = TEMPLATE_SECONDS  # left for the chat template
+        self.patience = TEMPLATE_SECONDS
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
@@ -4959,7 +4959,7 @@ class Encoder:
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]
-            ids[-1] = labels[-1] = self.end_token()  # an end token that the tokenizer appends itself is in no span
+            ids[-1] = labels[-1] = self.end_token()
         return ids, labels
 
     def end_token(self) -> int:
@@ -4987,7 +4987,7 @@ class Encoder:
         if self.recipe["loss_on"] == "all":
             if any(message["role"] == "assistant" and is_left_out(message) for message in messages):
                 self.note(LEFT_OUT_TRAINED)
-            return rendered, []  # the whole text is trained, wherever the answers stand
+            return rendered, []
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
@@ -5029,7 +5029,7 @@ class Encoder:
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
         if before and not prefix and index == example["trained_messages"][-1]:
-            self.note(ANOTHER_PROMPT)  # many templates write earlier turns in another way, without their thoughts
+            self.note(ANOTHER_PROMPT)
         span = None if calls else self.around_answer(example, rendered, index)
         if span is None:
             through = self.render(messages[: index + 1], tools)
@@ -5064,7 +5064,7 @@ class Encoder:
         try:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
-        except Refused as refusal:  # a tool that answers without a call
+        except Refused as refusal:
             if refusal.error["code"] == "unsafe_file":
                 raise
             return None
@@ -5136,7 +5136,7 @@ class Encoder:
             text = example["text"] if example["kind"] == "text" else example["prompt"]
             before = self.before_question()
             self.note(ALREADY_RENDERED if before and before in text else WITHOUT_TEMPLATE)
-            example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
+            example["without_template"] = self.recipe["format"] in ("completion", "text")
         if example["kind"] == "text":
             return example["text"], [(0, len(example["text"]))]
         rendered = example["prompt"] + example["completion"]
@@ -5171,7 +5171,7 @@ class Encoder:
 
     @cached_property
     def around(self) -> tuple[int, int]:
-        ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
+        ids = self.tokenizer("a").input_ids or [IGNORED]
         return ids[0], ids[-1]
 
     def before_question(self) -> str:
@@ -5244,7 +5244,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         return
     original, log_probs = model.forward, log_probs_function()
 
-    @functools.wraps(type(model).forward)  # `generate` reads the signature
+    @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
         if not fused_lm_head:
             return original(*args, **kwargs) if labels is None else original(*args, labels=labels, **kwargs)
@@ -5264,8 +5264,8 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         spread = none.masked_scatter(mask, scored)
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
-            aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
-        return ModelOutput(  # DistributedDataParallel finds in it which weights were used
+            aux_loss = none.new_zeros(())
+        return ModelOutput(
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
 
@@ -5372,7 +5372,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    model.config.use_cache = False  # a cache and gradient checkpointing cannot be used together
+    model.config.use_cache = False
     return model
 
 
@@ -5408,7 +5408,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
     modules = list(model.named_modules(remove_duplicate=False))
     language = [each for each in modules if vision_part(each[0]) == "language"]
-    sees = len(language) < len(modules)  # it has a vision part, which rows of text do not train
+    sees = len(language) < len(modules)
     for target in recipe["target_modules"]:
         check_target(target, language, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
@@ -5456,7 +5456,7 @@ def check_experts(config: Any, model: Any) -> None:
     try:
         convert(trial, model)
         of_experts = sorted(set(config.target_modules) - set(trial.target_modules))
-    except ValueError:  # only some of the names that belong together are there
+    except ValueError:
         of_experts = sorted(config.target_modules)
     if of_experts:
         raise Refused(
@@ -5478,7 +5478,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
+    elif any(module is head for module in matching):
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",
@@ -5532,9 +5532,9 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # --- watch ---
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
-NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}
 PARENT_GONE = threading.Event()
-TRAINING = threading.Event()  # set while a step can end with a checkpoint
+TRAINING = threading.Event()
 
 
 def watch_standard_input(folder: Path) -> None:
@@ -5566,7 +5566,7 @@ def damaged_file(checkpoint: Path) -> str | None:
     try:
         written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
         return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
-    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):
         return DIGESTS
 
 
@@ -5634,14 +5634,14 @@ class Fed(TypedDict):
 class StepLine(Fed):
     step: int
     steps: int
-    start: NotRequired[int]  # which start of the program made the step
-    job: NotRequired[str | None]  # id in Hugging Face Jobs; the next job of a run may have another machine
+    start: NotRequired[int]
+    job: NotRequired[str | None]
     loss: float | None
     grad_norm: float | None
     learning_rate: float | None
     seconds: float | None
     tokens_per_second: float | None
-    memory_bytes: dict[str, int] | None  # the highest use so far, by kind
+    memory_bytes: dict[str, int] | None
 
 
 class Watch:
@@ -5668,7 +5668,7 @@ class Watch:
         lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
         for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
             line = json_object(text)
-            if line is None or not line.keys() >= NEEDED:  # a kill cut it in two
+            if line is None or not line.keys() >= NEEDED:
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
@@ -5728,7 +5728,7 @@ class Watch:
                     control.should_save, control.should_training_stop = False, True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                wait_for_all()  # each process writes a part of the checkpoint
+                wait_for_all()
                 watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
@@ -5744,7 +5744,7 @@ class Watch:
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
         loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
         bad = self.bad_loss(step, loss, grad_norm)
-        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
+        self.problem = bad or self.problem
         line: StepLine = {
             "step": step,
             "steps": steps,
@@ -5783,7 +5783,7 @@ class Watch:
             symptom, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
             symptom, causes = f"exploded to {loss:.3g}", "a learning rate too high"
-        elif grad_norm == 0.0:  # norms keep the loss of a broken model finite, but it learns nothing any more
+        elif grad_norm == 0.0:
             symptom, causes = "has a gradient of exactly 0", "a learning rate too high"
         else:
             return None
@@ -5874,8 +5874,8 @@ def built_schedule(scheduler: Any) -> dict[str, object]:
 # --- trainer ---
 # The trainer: its arguments, their record, and the folder of what was trained.
 
-SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
+SETS_OF_NAMES = ("target_modules", "exclude_modules")
+FIRST_BATCHES = 4
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
@@ -5890,7 +5890,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     arguments = trainer_arguments(recipe, placement, folder)
-    watch.memory()  # the memory of the libraries, before the model is loaded
+    watch.memory()
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     check_positions(model.config, data)
@@ -5923,7 +5923,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # its print ends the training once nobody reads the output
+    trainer.remove_callback(transformers.PrinterCallback)
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
@@ -5933,7 +5933,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     if trainer.accelerator.mixed_precision != precision:
         raise wrong_launch(f"mixed precision: {precision}", trainer.accelerator.mixed_precision)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
+    trainer._loss_shifts_labels = True
     return trainer
 
 
@@ -6014,14 +6014,14 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
-        remove_unused_columns=not recipe.get("images"),  # the collator of pictures reads `place`
+        remove_unused_columns=not recipe.get("images"),
         logging_strategy="steps",
         logging_steps=1,
         logging_nan_inf_filter=False,
         eval_strategy="no",
         save_strategy="steps",
         save_steps=placement["save_steps"],
-        save_total_limit=None,  # `Watch` removes older ones
+        save_total_limit=None,
         save_only_model=False,
         report_to=reporter(placement["report_to"]),
         push_to_hub=False,
@@ -6047,7 +6047,7 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        watch.asked_to_stop(trainer.args.device)  # also after the last step
+        watch.asked_to_stop(trainer.args.device)
     if watch.problem is not None:
         raise watch.problem
 
@@ -6064,7 +6064,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             add_stops(part, getattr(trainer.processing_class, "unlisted_ends", ()))
-            if pictures is not None:  # whoever loads the model resizes them as the training did
+            if pictures is not None:
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
@@ -6165,7 +6165,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
 
     names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
     if data["pictures"] is not None:
-        names.append("pillow")  # it decodes them: another version may give other pixels
+        names.append("pillow")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -6232,10 +6232,10 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
 # --- checks ---
 # The smoke verdict: what a training must show, each with its figure.
 
-FIXED_ROWS = 8  # training rows whose loss is measured before and after
+FIXED_ROWS = 8
 ANSWER_TOKENS = 48
-PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
-RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
+PICTURE_CHANGE = 1e-5
+RELOAD_TOKENS = 64
 
 
 Verdict = Literal["pass", "warn", "fail"]
@@ -6308,7 +6308,7 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            if tuned.is_dir():  # it is on the first machine alone
+            if tuned.is_dir():
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
@@ -6355,7 +6355,7 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        if self.pictures is not None:  # a picture cannot be cut
+        if self.pictures is not None:
             return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
@@ -6404,7 +6404,7 @@ class Checks:
         after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
-        if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
+        if before > math.log(size):
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         started_at_zero = [w for name, w in self.trainer.model.named_parameters() if ".lora_B." in name]
@@ -6494,8 +6494,8 @@ class Checks:
 # --- cloud/kept ---
 # The names of what a job leaves in its bucket and in the repository, for those who look there.
 
-MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
-PROOF = "training.json"  # in the repository, while it has no result
+MARKER = "kept.json"
+PROOF = "training.json"
 PUBLISHED = {
     "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
     "figures", "seconds", "finished_at",
@@ -6515,8 +6515,8 @@ def without_rows(record: Mapping[str, object]) -> dict[str, object]:
 # --- cloud/push ---
 # The push: the result, its records and its card in one commit to the Hub.
 
-PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
-REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)
+REQUEST_SECONDS = 60.0
 
 
 def push(plan: Plan, work: Path) -> None:
@@ -6561,7 +6561,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
                 expected="a private one",
                 hint=f"https://huggingface.co/{repo}/settings makes it private, then start the run again",
             )
-        asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
+        asked = [CommitOperationAdd(name, b"") for name in sorted(names)]
         api.preupload_lfs_files(repo, asked)
         if left_out := [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)]:
             raise Refused(
@@ -6766,10 +6766,10 @@ def files_of(path: Path) -> list[Path]:
 # In a cloud job: the supervisor of a training, and the files that it stores.
 
 KEEP_SECONDS = 2.0
-KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
+KEEP_AGAIN_SECONDS = 60.0
 KEPT_CHECKPOINTS = 2
 LINKS = "being-kept"
-SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
+SMALLER_PLAN = "smaller_plan.json"
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
@@ -6792,7 +6792,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
             require_kept(bucket)
     except Refused as refusal:
         with suppress(OSError):
-            if not (bucket / MARKER).exists():  # it was refused before it was trained
+            if not (bucket / MARKER).exists():
                 put_json(bucket / "train.failed.json", refusal.failure)
         tell("failed", **refusal.failure)
         return refusal.exit_code
@@ -6826,12 +6826,12 @@ def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Fai
             if smaller is None:
                 try:
                     keep_results(work, bucket, failure)
-                except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
+                except OSError as error:
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
         tell("note", text=second_try_message(plan))
-        with suppress(OSError):  # otherwise a later job would run out of memory first too
+        with suppress(OSError):
             put_json(bucket / SMALLER_PLAN, plan)
     return failure
 
@@ -6885,7 +6885,7 @@ class Child:
             for line in stream:
                 with self.lock:
                     for out in (self.log, sys.stdout.buffer):
-                        with suppress(OSError, ValueError):  # closed: a process of the child still writes
+                        with suppress(OSError, ValueError):
                             out.write(line)
                             out.flush()
 
@@ -6895,7 +6895,7 @@ class Child:
         except subprocess.TimeoutExpired:
             return True
         for reader in self.readers:
-            reader.join(timeout=10)  # a process that the child left behind may hold the pipe open
+            reader.join(timeout=10)
         return False
 
     def output(self) -> str:
@@ -6918,7 +6918,7 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    told = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
+    told = child.output() if child.has_launcher else ""
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", told) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
@@ -6955,7 +6955,7 @@ def ended(code: int, child: Child) -> Refused:
 class Keeper:
     def __init__(self, work: Path, bucket: Path, restored: Path | None) -> None:
         self.work, self.bucket = work, bucket
-        self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
+        self.whole = {restored.name} if restored else set()
         self.not_before = 0.0
         self.kept: dict[str, tuple[int, int]] = {}
 
@@ -7002,14 +7002,14 @@ class Keeper:
             files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
-            if not is_complete(source):  # some of its files may have been removed before they were listed
+            if not is_complete(source):
                 raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
             remove_kept(target)
             if is_complete(source):
                 raise
-            return  # the trainer removed it meanwhile, because it has newer ones
+            return
         finally:
             shutil.rmtree(self.work / LINKS, ignore_errors=True)
         self.whole.add(checkpoint.name)
@@ -7126,7 +7126,7 @@ def put_json(path: Path, document: Any) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
@@ -7137,12 +7137,12 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.rehearse and not arguments.job:
         parser.error("--rehearse goes with --job")
-    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:  # no launcher started this process
+    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:
         forget_launchers()
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent
-    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+    if is_main_process() and not arguments.probe:
         with suppress(OSError):
             (folder / "train.failed.json").unlink(missing_ok=True)
     try:
@@ -7247,7 +7247,7 @@ def load_data(
     named: bool = True,
 ) -> Data:
     encode = Encoder(recipe, tokenizer, pictures)
-    if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
+    if not Path(recipe["data"]).exists():
         encode.decodes, encode.leaves_out = True, named
     source = iter_rows(
         recipe["data"],
@@ -7304,13 +7304,13 @@ class TrainFigures(TypedDict):
 class TrainRecord(TypedDict):
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
-    run: str | None  # the id of a run in the cloud
+    run: str | None
     recipe_hash: str | None
     steps: int
     verdict: Verdict
     outputs: dict[str, FileDigest]
     saved_dtype: str
-    smaller_layout: Reason | None  # why a second try trained with smaller batches
+    smaller_layout: Reason | None
     checks: list[TrainingCheck]
     example: str
     answer: Answer
@@ -7323,7 +7323,7 @@ class TrainRecord(TypedDict):
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
-    settled = last[1:] or steps[1:] or steps  # the first step warms up
+    settled = last[1:] or steps[1:] or steps
     timed = sum(line["seconds"] or 0.0 for line in settled)
     earlier = sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start)
     smaller = [reason for reason in plan.get("reasons") or [] if reason.get("rule") == SMALLER]
@@ -7380,14 +7380,14 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
-        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
+        model.requires_grad_(False)
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
         seconds = []
         for _ in range(3):
             started = time.monotonic()
             loss = model(inputs_embeds=embedded, labels=ids).loss
             loss.backward()
-            value = number(loss.item())  # waits for the device
+            value = number(loss.item())
             seconds.append(time.monotonic() - started)
         figures[name] = {"seconds": min(seconds), "loss": value}
     return figures
