@@ -331,6 +331,7 @@ def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
         (21, {"num_train_epochs": 1, "effective_batch_size": 16}, ("1.6", "2 x 16 rows from 20 training rows")),
         (60, {"max_steps": 1, "effective_batch_size": 256}, None),  # which says it as `epochs`
         (5000, {}, None),
+        (0, {}, None),
     ],
 )
 def test_more_epochs_than_were_asked_for_are_told(

@@ -241,7 +241,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         why = f"{_training_rows(rows, dataset)} x {passes_text} / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, source)
         fed = values["max_steps"] * recipe.effective_batch_size
-        if fed > 1.25 * rows * passes:  # the last step is filled up
+        if 0 < 1.25 * rows * passes < fed:  # the last step is filled up
             why = f"{values['max_steps']} x {recipe.effective_batch_size} rows from {_training_rows(rows, dataset)}"
             _because(reasons, WHOLE_STEPS, f"{fed / rows:.3g}", why, "recipe")
     elif rows:
