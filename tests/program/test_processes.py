@@ -52,9 +52,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes, two rows at a time each, one batch a step."""
+    """Two processes, two rows at a time each, one batch a step. The shell has variables of another launch."""
     run = _write(tmp_path_factory.mktemp("two") / "run", lora_dropout=0.0)
-    assert _train(run).verdict == "pass"
+    others = {"ACCELERATE_USE_DEEPSPEED": "true", "PET_NNODES": "2", "RANK": "16", "TORCHELASTIC_RUN_ID": "none"}
+    with pytest.MonkeyPatch.context() as shell:
+        for name, value in others.items():
+            shell.setenv(name, value)
+        assert _train(run).verdict == "pass"
     return run
 
 
