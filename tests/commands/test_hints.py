@@ -69,6 +69,7 @@ KNOWN: dict[str, set[str]] = {
     "publish.files": {"again", "step"},
     "gguf.quantize_worker": {"_other_types(name)"},
     "recipe.fields": {"'the default' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
+    "report.artifacts": {"options"},
     "report.figure": {"words"},
     "gguf.quantize": {"or_another_out(record)"},
     "run.folder": {"or_another_out(path)"},

@@ -5,7 +5,9 @@ Its records are real; only the folder is one of an imagined user, with a space i
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import html
 import json
 import math
 import re
@@ -26,7 +28,9 @@ from command_tree import commands
 from one_command import answered
 from pages import Page, differing
 from planning import write_recipe_hash
+from skill_train.commands._shipping import ExportOptions, wanted_types
 from skill_train.core.errors import UsageError
+from skill_train.gguf.quant_types import type_names
 from skill_train.report.step import report
 from skill_train.run.folder import RunDir
 
@@ -463,6 +467,44 @@ def test_the_commands_on_the_page_exist(run: Path) -> None:
         command = commands()[words[1]]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_the_commands_that_export_again_can_be_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mix is asked for by its size or its file, and a matrix of elsewhere by its file. No type is called auto-5bpw."""
+    outputs = json.loads((run / "quantize.json").read_text())["outputs"]
+    used, measured = outputs["gguf/demo-run-q8_0.gguf"], {"mean_kl": 0.01, "same_top1": 0.9, "tokens": 99}
+    own, (other, third) = {"a": "q4_k"}, ({"a": "q5_k"}, {"a": "q6_k"})
+    (source,) = (each["sha256"] for each in json.loads((run / "quantize.json").read_text())["inputs"].values())
+    matrix = {"file": "imatrix.gguf", "sha256": "0" * 64, "model": source, "data": "training rows"}
+    foreign = matrix | {"file": "my wiki.gguf", "model": ""}
+    seen = {"file": "quantize.json", "sha256": "0" * 64, "mix": "auto-5bpw"}
+    far = seen | {"file": "far.json", "mix": "auto-2.5mb"}
+    for name, more in {
+        "iq2_m": {"imatrix": matrix},
+        "iq3_m": {"imatrix": foreign},
+        "auto-5bpw": {"imatrix": matrix, "measured": measured, "tensor_types": own},
+        "auto-1.23457mb": {"imatrix": foreign, "measured": measured, "tensor_types": other},
+        "mix-1111": {"imatrix": matrix, "measured": measured, "tensor_types": own, "replayed": seen},
+        "mix-2222": {"imatrix": matrix, "measured": measured, "tensor_types": third, "replayed": far},
+    }.items():
+        outputs[f"gguf/demo-run-{name}.gguf"] = used | {"bytes": len(outputs), "quant": name} | more
+    edit(run, "quantize", outputs=outputs)
+    (run.parent / "far.json").write_text(json.dumps({"schema": "skill-train/step/1", "outputs": {
+        "gguf/far.gguf": used | {"quant": "auto-2.5mb", "tensor_types": third, "measured": measured}}}))  # fmt: skip
+    monkeypatch.chdir(run.parent)
+    lines = re.findall(r"skill-train export-gguf again ([^<\n]*)", html.unescape(make(run).html))
+    asked = []
+    for line in lines:
+        words = commands()["export-gguf"].make_context("", ["again", *shlex.split(line)]).params
+        options = ExportOptions(**{field.name: words[field.name] for field in dataclasses.fields(ExportOptions)})
+        types, mix = wanted_types(options)
+        asked.append((type_names(types), mix and mix.name, options.imatrix))
+    assert [each for each in asked if each[0]] == [
+        (["f16", "q8_0", "iq2_m"], None, None), (["q4_k_m"], None, "none"), (["iq3_m"], None, "my wiki.gguf")
+    ]  # fmt: skip
+    assert ([], "auto-5bpw", None) in asked and ([], "auto-1.23457mb", "my wiki.gguf") in asked
+    assert [line for line in lines if "--mix" in line] == [
+        "--mix far.json --max-size 2.5MB", "--mix demo/quantize.json --bits 5"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

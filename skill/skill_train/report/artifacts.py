@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 from skill_train.core.errors import quoted
 from skill_train.core.units import dollars
+from skill_train.estimate.artifacts import BITS
 from skill_train.report import views
 from skill_train.report.figure import Figure, ReportedRun, Shown
 from skill_train.report.quality import measured
@@ -301,10 +303,51 @@ def reproduce(run: ReportedRun) -> views.ReproduceView:
     """The commands that repeat this run from its recipe, and the fingerprints that show whether the inputs are the
     same."""
     plan = run["plan"]
-    quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
     lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]
-    if quants:
-        lines += [f"skill-train export-gguf again --quant {quoted(quants)}", "skill-train verify again"]
+    if exports := dict.fromkeys(_exports(run)):
+        lines += [*(f"skill-train export-gguf again {options}" for options in exports), "skill-train verify again"]
     prints = [(str(name), plan.figure(str, "fingerprints", str(name))) for name, _ in plan.items("fingerprints")]
     revision = plan.figure(str, "recipe", "revision", unknown="none: a folder; its fingerprint says which")
     return {"lines": lines, "fingerprints": [*prints, ("revision of the model", revision)]}
+
+
+def _exports(run: ReportedRun) -> Iterator[str]:
+    """The options that make the files again: one command for all types of one importance matrix, and one a mix."""
+    outputs: dict[str, ExportedFile] = {
+        path: run[step].get("outputs", path) for file in files(run) for step, path in [run.exported()[file["file"]]]
+    }
+    mixes = {file["quant"]: file["tensor_types"] for file in outputs.values() if "tensor_types" in file}
+    types: dict[str, list[str]] = {}
+    for file in outputs.values():
+        if file["quant"] not in mixes:
+            types.setdefault(_matrix_option(run, file), []).append(file["quant"])
+    for matrix, quants in types.items():
+        yield f"--quant {quoted(','.join(dict.fromkeys(quants)))}{matrix}"
+    for file in outputs.values():
+        if file["quant"] in mixes:
+            yield _mix_option(run, file, mixes) + _matrix_option(run, file)
+
+
+def _matrix_option(run: ReportedRun, file: ExportedFile) -> str:
+    """Of a matrix that was not computed of the run's rows, which is the default."""
+    if "imatrix" not in file:
+        return "" if "choice" in file or BITS.get(file["quant"], 0) >= BITS["q6_k"] else " --imatrix none"
+    sources = [source["sha256"] for source in run["quantize"].get("inputs", default={}).values()]
+    return "" if file["imatrix"]["model"] in sources else f" --imatrix {quoted(file['imatrix']['file'])}"
+
+
+def _mix_option(run: ReportedRun, file: ExportedFile, mixes: dict[str, dict[str, str]]) -> str:
+    """The size that a mix was chosen for. A replayed one is read from the record of the run where its size finds it."""
+    if "replayed" not in file:
+        return f"--quant auto{_size_option(file['quant'])}"
+    same = [name for name, types in mixes.items() if types == file["tensor_types"]]
+    sizes = [""] if len(same) == len(mixes) else [option for name in same if (option := _size_option(name))]
+    if sizes:
+        return f"--mix {quoted(f'{run.call}/quantize.json')}{sizes[0]}"
+    return f"--mix {quoted(file['replayed']['file'])}{_size_option(file['replayed']['mix'])}"
+
+
+def _size_option(mix: str) -> str:
+    """The option after which a mix was named; empty for one that was read from a file."""
+    match = re.fullmatch(r"auto-([0-9.]+)(bpw|mb)", mix)
+    return "" if match is None else f" --bits {match[1]}" if match[2] == "bpw" else f" --max-size {match[1]}MB"
