@@ -72,6 +72,20 @@ def test_the_nearest_miss() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (ShipLimits(max_bytes=1e6), "it has up to 1,027,104 bytes, and --max-size is 1,000,000"),
+        (ShipLimits(max_bytes=0.9e6), "it has up to 1.0 MB, and --max-size is 0.9 MB"),
+        (ShipLimits(max_kl=0.02), "it diverges by 0.0204 nats, and 0.02 are allowed"),
+        (ShipLimits(min_speed=10), "it writes 9.9 to 19.9 tokens/s, and --min-speed is 10"),
+    ],
+)
+def test_a_near_miss_is_seen_in_its_figures(limits: ShipLimits, said: str) -> None:
+    choice = choose([_file("q3_k_m", 1_027_104, speed=9.96, kl=0.0204)], ROOM, limits)
+    assert choice.because.endswith(said)
+
+
 def test_what_is_unknown_is_not_shipped() -> None:
     """Nothing that cannot be judged counts as good enough."""
     file = _file("q4_k_m", 1e9, speed=None)

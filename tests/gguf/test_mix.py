@@ -223,16 +223,21 @@ def test_a_mix_that_cannot_be_that_small_says_what_can(root: Path, tmp_path: Pat
     assert caught.value.got == "--max-size 0.4 MB"
     smallest = re.search(r"--max-size of ([\d.]+) MB or more", caught.value.expected)
     assert smallest is not None and f"smallest file has {smallest[1]} MB" in caught.value.message
+    bits = re.search(r"--bits ([\d.]+) or more", caught.value.expected)
+    assert bits is not None
     shutil.copytree(root, tmp_path / "run")
-    request = request_in(tmp_path / "run", mix.MixTarget(most_bytes=int((float(smallest[1]) + 0.05) * 1e6)))
-    _, basis = mix._measurement(request, {}, 1)  # as if all types were measured: the smallest ones take long
-    equal = [
-        sensitivity.Outcome(name, kind, 1.0)
-        for name in mix.quantizable(read_gguf(request.source))
-        for kind in mixing.BITS
-    ]
-    request.file.write_text("".join(f"{json.dumps(msgspec.to_builtins(line))}\n" for line in [basis, *equal]))
-    assert mix.choose_mix(request, quiet).types
+    for target in (mix.MixTarget(most_bytes=round(float(smallest[1]) * 1e6)), mix.MixTarget(bits=float(bits[1]))):
+        request = request_in(tmp_path / "run", target)
+        _, basis = mix._measurement(request, {}, 1)  # as if all types were measured: the smallest ones take long
+        equal = [
+            sensitivity.Outcome(name, kind, 1.0)
+            for name in mix.quantizable(read_gguf(request.source))
+            for kind in mixing.BITS
+        ]
+        request.file.write_text("".join(f"{json.dumps(msgspec.to_builtins(line))}\n" for line in [basis, *equal]))
+        assert mix.choose_mix(request, quiet).types
+    with pytest.raises(UsageError, match="no mix is that small"):  # it is the least one, but for its four digits
+        mix.choose_mix(request_in(root, mix.MixTarget(most_bytes=round(float(smallest[1]) * 0.999e6))), quiet)
 
 
 # --- What verify makes of it ---

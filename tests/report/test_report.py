@@ -470,7 +470,7 @@ def test_the_commands_on_the_page_exist(run: Path) -> None:
 
 
 def test_the_commands_that_export_again_can_be_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mix is asked for by its size or its file, and a matrix of elsewhere by its file. No type is called auto-5bpw."""
+    """A mix is asked for by its size or its file, and a matrix of elsewhere by its file."""
     outputs = json.loads((run / "quantize.json").read_text())["outputs"]
     used, measured = outputs["gguf/demo-run-q8_0.gguf"], {"mean_kl": 0.01, "same_top1": 0.9, "tokens": 99}
     own, (other, third) = {"a": "q4_k"}, ({"a": "q5_k"}, {"a": "q6_k"})

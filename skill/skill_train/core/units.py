@@ -31,6 +31,12 @@ def megabytes(count: float, digits: int = 1) -> str:
     return f"{count / 1e6:.{digits}f} MB"
 
 
+def enough_megabytes(count: int) -> str:
+    """`1.235 MB` for 1,234,321 bytes: four digits, rounded up, so that so much is enough."""
+    step = 10 ** max(0, len(str(count)) - 4)
+    return f"{-(-count // step) * step / 1e6:g} MB"
+
+
 def size(count: float) -> str:
     """`1.50 GB`, and `15.0 MB` below a tenth of one."""
     return gigabytes(count, 2) if count >= 1e8 else megabytes(count)

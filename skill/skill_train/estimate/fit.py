@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -168,7 +169,7 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
     if candidate.memory is None:
         problems.append(Problem("its memory is unknown, because the model's shape is", None))
     elif candidate.memory.high > room:
-        needs = f"needs up to {shown(candidate.memory.high)} of {shown(room)} that can be used"
+        needs = f"needs up to {' of '.join(_apart(candidate.memory.high, room))} that can be used"
         problems.append(Problem(needs, candidate.memory.high / room if room else None))
     if limits.max_bytes is not None and _high(candidate.bytes) > limits.max_bytes:
         problems.append(_too_large(candidate.bytes, limits.max_bytes))
@@ -182,13 +183,20 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
 def _too_large(size: Range | None, most: float) -> Problem:
     if size is None:
         return Problem("its size is unknown, so it cannot be judged", None)
-    return Problem(f"has up to {shown(size.high)}, and --max-size is {shown(most)}", size.high / most)
+    return Problem(f"has up to {', and --max-size is '.join(_apart(size.high, most))}", size.high / most)
+
+
+def _apart(size: float, most: float) -> list[str]:
+    """Both sizes, in bytes where they would read alike."""
+    texts = [shown(size), shown(most)]
+    return texts if texts[0] != texts[1] else [f"{size:,.0f} bytes", f"{most:,.0f}"]
 
 
 def _divergence(kl: float | None, most: float) -> Problem:
     if kl is None:
         return Problem("its divergence was not measured, so it cannot be judged", None)
-    return Problem(f"diverges by {kl:.2g} nats, and {most:g} are allowed", kl / most if most else None)
+    digits = ".2g" if float(f"{kl:.2g}") > most else "g"
+    return Problem(f"diverges by {kl:{digits}} nats, and {most:g} are allowed", kl / most if most else None)
 
 
 def _too_slow(speed: Range | None, least: float) -> list[Problem]:
@@ -196,7 +204,7 @@ def _too_slow(speed: Range | None, least: float) -> list[Problem]:
         return [Problem("its speed is unknown, because the bandwidth of the device is; --bandwidth sets it", None)]
     if speed.low >= least:
         return []
-    says = f"writes {speed.low:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
+    says = f"writes {math.floor(10 * speed.low) / 10:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
     return [Problem(says, least / speed.low)]
 
 

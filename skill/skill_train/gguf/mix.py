@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from skill_train.core.console import Bar
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
-from skill_train.core.units import megabytes
+from skill_train.core.units import enough_megabytes
 from skill_train.core.worker import run_worker
 from skill_train.gguf.importance import Matrix
 from skill_train.gguf.quality import mix as mixing
@@ -20,7 +21,7 @@ from skill_train.gguf.quality.distance import Judge, distance
 from skill_train.gguf.quality.sensitivity import MOST_SECONDS, Basis, in_order, measured
 from skill_train.gguf.quality.texts import FEWEST, RunTexts
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.importance.sensitivity_worker import SensitivityJob
 from skill_train.machine.read import physical_cores
 from skill_train.run.export_record import MixFigures, QuantizedFile
@@ -99,7 +100,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
     elements = {name: matrices[name] for name in kinds_by_tensor}
     least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in kinds_by_tensor.items())
     if least + stays > room:  # before it measures for minutes
-        raise _too_small(request.target, least + stays, room, sum(matrices.values()))
+        raise _too_small(gguf, matrices, request.target, least + stays - room)
     divergences = measured(*_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
     chosen = mixing.choose(elements, mixing.completed(divergences, kinds_by_tensor), room - stays)
     figures: MixFigures = {
@@ -193,28 +194,36 @@ def dry_run(job: QuantizeJob) -> dict[str, DryRun]:
     return run_worker(WORKER, job, dict[str, DryRun])
 
 
-def _too_small(target: MixTarget, least: int, room: int, weights: int) -> UsageError:
-    """The error where the matrices take `least` bytes at least, and may take `room`."""
-    bits = f"--bits {8 * least / weights:.2f} or more"
-    smallest = None if target.most_bytes is None else megabytes(target.most_bytes + least - room)
+def _too_small(gguf: GgufFile, matrices: dict[str, int], target: MixTarget, lacking: int) -> UsageError:
+    """The error where the smallest types have so many bytes more than there is room for. What it names is enough."""
+    flat = _flat(gguf, matrices)
+    least = lacking + _room(gguf, matrices, target) + sum(tensor.n_bytes for tensor in flat)
+    weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
+    bits = f"--bits {math.ceil(100 * 8 * (least + 1) / weights) / 100:.2f} or more"
+    smallest = None if target.most_bytes is None else enough_megabytes(target.most_bytes + lacking)
     return UsageError(
         "no mix is that small" + (f": the smallest file has {smallest}" if smallest else ""),
         code="cannot_quantize",
         expected=f"--max-size of {smallest} or more, or {bits}" if smallest else bits,
-        got=f"--max-size {megabytes(target.most_bytes)}" if target.most_bytes else f"--bits {target.bits:g}",
+        got=f"--max-size {target.most_bytes / 1e6:g} MB" if target.most_bytes else f"--bits {target.bits:g}",
         hint="ask for a larger size, or train a smaller base",
     )
 
 
+def _flat(gguf: GgufFile, matrices: dict[str, int]) -> list[Tensor]:
+    """What is not rounded, and is part of the bits that are recorded."""
+    return [tensor for tensor in gguf.matrices if tensor.name not in matrices]
+
+
 def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
     """The bytes that the matrices may take together."""
-    others = {name: tensor for name, tensor in gguf.tensors.items() if name not in matrices}
     if target.bits is not None:
-        flat = [tensor for tensor in gguf.matrices if tensor.name in others]  # part of the bits that are recorded
+        flat = _flat(gguf, matrices)
         weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
         return int(target.bits * weights / 8) - sum(tensor.n_bytes for tensor in flat)
+    others = sum(tensor.n_bytes for name, tensor in gguf.tensors.items() if name not in matrices)
     header = gguf.size_bytes - sum(tensor.n_bytes for tensor in gguf.tensors.values())
-    return (target.most_bytes or 0) - header - _SPARE_BYTES - sum(tensor.n_bytes for tensor in others.values())
+    return (target.most_bytes or 0) - header - _SPARE_BYTES - others
 
 
 def _shortened(texts: list[list[int]], tokens: int) -> list[list[int]]:
