@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def test_the_size_of_a_mix_is_read_and_one_is_needed() -> None:
         with pytest.raises(UsageError) as caught:
             target_of(quant, size, bits)
         assert caught.value.code == "bad_usage"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (("q8_0,q4_k_m", "1MB", None), "--quant auto --max-size 1MB"),  # the types that none asked for
+        (("q6_k", None, 4.25), "--quant q6_k,auto --bits 4.25"),
+        (("q6_k", None, 5.0, Path("my g1/quantize.json")), "--quant q6_k,auto --mix 'my g1/quantize.json' --bits 5"),
+        (("auto", "1 GB", 4.0), "--quant auto --max-size '1 GB'"),
+        (("q8_0,auto", None, None), "--quant q8_0,auto --bits 4.5"),
+    ],
+)
+def test_the_hint_has_what_was_asked_for(given: Any, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        target_of(*given)
+    assert caught.value.hint == f"skill-train export-gguf RUN {hint}"
+    target_of(*_options(hint))
+
+
+def _options(hint: str) -> Any:
+    words = shlex.split(hint)
+    value = dict(zip(words[::2], words[1::2], strict=True))
+    return value["--quant"], value.get("--max-size"), float(value.get("--bits", 0)) or None
 
 
 @pytest.mark.slow

@@ -84,6 +84,21 @@ def test_a_file_that_is_no_mix_is_refused_with_the_reason(tmp_path: Path, docume
     assert len(caught.value.message) < 700
 
 
+def test_the_hint_names_a_mix_that_is_in_the_file(tmp_path: Path) -> None:
+    record, target = written(tmp_path, record_of(**RECORD)), mix.MixTarget(bits=7.0)
+    for asked in (None, target):
+        with pytest.raises(UsageError) as caught:
+            read_mix(record, asked)
+        assert caught.value.hint == f"skill-train export-gguf RUN --mix {record} --bits 5"
+    assert read_mix(record, mix.MixTarget(bits=5.0)).types == ONE
+    with pytest.raises(UsageError) as caught:
+        read_mix(written(tmp_path, ONE), target)
+    assert caught.value.hint == f"skill-train export-gguf RUN --mix {record}"
+    with pytest.raises(UsageError) as caught:
+        read_mix(written(tmp_path, record_of(q8_0={})), None)
+    assert caught.value.hint.endswith("--quant auto --bits 4.5")
+
+
 def test_what_is_no_file_or_another_record_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(UsageError, match="not a mix of types that can be used"):

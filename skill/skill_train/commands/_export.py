@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._for_device import DeviceQuestion
+from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.estimate.targets import parse_bytes
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportedFile, ExportRecord, QuantizedFile
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 AUTO, NONE = "auto", "none"
+DEFAULT_TYPES = "q8_0,q4_k_m"
 
 
 @dataclass(frozen=True)
@@ -230,15 +231,20 @@ def target_of(
 
     names = [name.strip() for name in quant.split(",")]
     others = [name for name in names if name.lower() != AUTO]
-    sizes = [option for option, value in (("--max-size", max_size), ("--bits", bits)) if value is not None]
+    asked = {"--max-size": max_size, "--bits": None if bits is None else f"{bits:g}"}
+    sizes = {option: value for option, value in asked.items() if value is not None}
+    mixed = {} if mix is None else {"--mix": str(mix)}
     if len(others) == len(names):
+        types = AUTO if quant in (DEFAULT_TYPES, ",".join(CANDIDATES)) else f"{quant},{AUTO}"
         if mix is not None:
-            raise _misused("--mix has the types of --quant auto, which is not asked for")
+            raise _misused("--mix has the types of --quant auto, which is not asked for", types, mixed | sizes)
         if sizes:
-            raise _misused(f"{sizes[0]} is the size of a mix of types, which --quant auto makes")
+            raise _misused(f"{next(iter(sizes))} is the size of a mix of types, which --quant auto makes", types, sizes)
         return others, None
     if len(sizes) > 1 or not (sizes or mix):
-        raise _misused("--quant auto needs --max-size or --bits, but not both")
+        raise _misused(
+            "--quant auto needs --max-size or --bits, but not both", quant, mixed | (sizes or {"--bits": "4.5"})
+        )
     most = None if max_size is None else round(parse_bytes(max_size, "--max-size"))
     target = MixTarget(most_bytes=most, bits=bits) if sizes else None
     return others, target if mix is None else read_mix(mix, target)
@@ -280,10 +286,13 @@ def _mix_for(
     return chosen
 
 
-def _misused(why: str) -> UsageError:
+def _misused(why: str, types: str, options: Mapping[str, str]) -> UsageError:
+    """The hint has what was asked for; of two sizes the first."""
+    chosen = [name for name in options if name != "--bits" or "--max-size" not in options]
+    asked = "".join(f" {name} {quoted(options[name])}" for name in chosen)
     return UsageError(
         why,
         code="bad_usage",
         expected="--quant auto --max-size 400MB, --quant auto --bits 4.5, or --quant auto --mix FILE",
-        hint="skill-train export-gguf RUN --quant auto --bits 4.5",
+        hint=f"skill-train export-gguf RUN --quant {quoted(types)}{asked}",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skill_train.commands._command import BITS, DIVERGENCE, PATH, argument, option
-from skill_train.commands._export import AUTO, Export, target_of
+from skill_train.commands._export import AUTO, DEFAULT_TYPES, Export, target_of
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import MixFile
     from skill_train.run.export_record import Measured
-
-
-DEFAULT_TYPES = "q8_0,q4_k_m"
 
 
 @dataclass(frozen=True)

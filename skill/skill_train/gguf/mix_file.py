@@ -18,7 +18,7 @@ from skill_train.gguf.mix import MixTarget, identity, quantizable
 from skill_train.gguf.quality.mix import BITS, NEED_MATRIX, block_of
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.run import records
-from skill_train.run.export_record import ExportRecord, MixSource
+from skill_train.run.export_record import ExportRecord, MixSource, size_option
 
 _SHOWN = 5  # mixes in a message
 _UNROUNDED = ("f16", "bf16")
@@ -57,7 +57,8 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     if "schema" in document:
         mix, types = _recorded(path, records.convert(document, ExportRecord, path), target)
     elif target is not None:
-        raise _no_mix(path, f"it is a plain list of types, so it has no mix named {target.name}")
+        why = f"it is a plain list of types, so it has no mix named {target.name}"
+        raise _no_mix(path, why, f"--mix {quoted(path)}")
     else:
         mix, types = "", _listed(path, document)
     types = {name: _type_of(path, name, kind) for name, kind in types.items()}
@@ -133,7 +134,9 @@ def _recorded(path: Path, record: ExportRecord, target: MixTarget | None) -> tup
     if not mixes:
         raise _no_mix(path, "no file in it is a mix of types")
     missing = f"it has no {target.name}" if target else "it has several mixes, and --bits or --max-size names none"
-    raise _no_mix(path, f"{missing}; there are {_listed_names([*mixes])}")
+    sizes = [option for name in mixes if (option := size_option(name))]
+    options = f"--mix {quoted(path)}{sizes[0]}" if sizes else ""
+    raise _no_mix(path, f"{missing}; there are {_listed_names([*mixes])}", options)
 
 
 def _listed(path: Path, document: dict[str, Any]) -> dict[str, str]:
@@ -164,21 +167,22 @@ def _listed_names(names: list[str]) -> str:
     return ", ".join(name[:60] for name in names[:_SHOWN]) + more
 
 
-def _no_mix(path: Path, why: str) -> UsageError:
+def _no_mix(path: Path, why: str, options: str = "") -> UsageError:
     return UsageError(
         f"{path} is not a mix of types that can be used: {why}",
         code="cannot_quantize",
         expected="quantize.json of an export with --quant auto, or an object of the names of matrices and their types",
         got=why,
-        hint="skill-train export-gguf RUN --quant auto --bits 4.5",
+        hint=f"skill-train export-gguf RUN {options or '--quant auto --bits 4.5'}",
     )
 
 
 def _other_model(mix: MixFile, source: Path, why: str) -> UsageError:
+    size = size_option(mix.source["mix"]) or " --bits 4.5"
     return UsageError(
         f"the mix of {mix.source['file']} does not fit {source.name}: {why}",
         code="cannot_quantize",
         expected="a mix of a model with the same matrices",
         got=why,
-        hint=f"skill-train export-gguf {quoted(source.parent.parent)} --quant auto --bits 4.5",
+        hint=f"skill-train export-gguf {quoted(source.parent.parent)} --quant auto{size}",
     )

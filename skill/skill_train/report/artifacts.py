@@ -17,7 +17,7 @@ from skill_train.report.figure import Figure, ReportedRun, Shown
 from skill_train.report.quality import measured
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.cloud_record import continue_words
-from skill_train.run.export_record import ExportedFile
+from skill_train.run.export_record import ExportedFile, size_option
 from skill_train.run.verify_record import Check
 
 _WORST = ("fail", "unknown", "warn", "pass")
@@ -339,15 +339,9 @@ def _matrix_option(run: ReportedRun, file: ExportedFile) -> str:
 def _mix_option(run: ReportedRun, file: ExportedFile, mixes: dict[str, dict[str, str]]) -> str:
     """The size that a mix was chosen for. A replayed one is read from the record of the run where its size finds it."""
     if "replayed" not in file:
-        return f"--quant auto{_size_option(file['quant'])}"
+        return f"--quant auto{size_option(file['quant'])}"
     same = [name for name, types in mixes.items() if types == file["tensor_types"]]
-    sizes = [""] if len(same) == len(mixes) else [option for name in same if (option := _size_option(name))]
+    sizes = [""] if len(same) == len(mixes) else [option for name in same if (option := size_option(name))]
     if sizes:
         return f"--mix {quoted(f'{run.call}/quantize.json')}{sizes[0]}"
-    return f"--mix {quoted(file['replayed']['file'])}{_size_option(file['replayed']['mix'])}"
-
-
-def _size_option(mix: str) -> str:
-    """The option after which a mix was named; empty for one that was read from a file."""
-    match = re.fullmatch(r"auto-([0-9.]+)(bpw|mb)", mix)
-    return "" if match is None else f" --bits {match[1]}" if match[2] == "bpw" else f" --max-size {match[1]}MB"
+    return f"--mix {quoted(file['replayed']['file'])}{size_option(file['replayed']['mix'])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TypedDict
 
@@ -148,6 +149,12 @@ def outputs(run: Path, *steps: str) -> dict[str, ExportedFile]:
     """Every file that the records of these steps, or of all of them, name in a folder, by its name there."""
     files = [run / f"{step}.json" for step in steps or ("convert", "quantize", "mmproj", "lora_gguf")]
     return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}
+
+
+def size_option(mix: str) -> str:
+    """The option after which a mix was named; empty for one that was read from a file."""
+    match = re.fullmatch(r"auto-([0-9.]{1,12})(bpw|mb)", mix)
+    return "" if match is None else f" --bits {match[1]}" if match[2] == "bpw" else f" --max-size {match[1]}MB"
 
 
 def converted_from(file: Path) -> dict[str, FileDigest]:
