@@ -259,6 +259,9 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
         ("prompt", {"prompt": ["a", "b"]}), ("prompt", {"max_tokens": 2}), ("best_of", text | {"best_of": 2}),
         ("suffix", text | {"suffix": "y"}),
         ("max_completion_tokens", chat | {"max_completion_tokens": 0}),
+        ("tool_choice", chat | {"tool_choice": "required"}), ("reasoning_effort", chat | {"reasoning_effort": "high"}),
+        ("modalities", chat | {"modalities": ["audio"]}),
+        ("functions", chat | {"functions": [{"name": "f", "parameters": {}}]}),
     ]  # fmt: skip
     for name, value in (
         ("max_tokens", 0),
@@ -268,12 +271,63 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
         ("logit_bias", {"x": 5}),
         ("stream_options", {"include_usage": True}),  # of no stream
         ("stream_options", {"include_all": True}),
+        ("temperature", -1),
+        ("temperature", 1e39),  # more than 32 bits hold
+        ("logit_bias", {"5": -1e39}),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("top_k", -2),
+        ("top_k", 1 << 31),
+        ("repeat_penalty", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("seed", 10**30),
+        ("n", 0),
+        ("ignore_eos", True),
+        ("repetition_penalty", 1.2),
+        ("guided_json", {"type": "object"}),
     ):
         refused += [(name, asked | {name: value}) for asked in (chat, text)]
     for name, body in refused:
         route = "chat/completions" if "messages" in body else "completions"
         with pytest.raises(HttpRefusal, match=f"HTTP 400.*{name}"):
             post(f"{shared.url}/{route}", body, dict)
+
+
+def test_what_changes_no_answer_is_taken(shared: Served) -> None:
+    """Clients send these beside each request."""
+    bounds = {"temperature": 0, "top_p": 1, "min_p": 0, "top_k": -1, "seed": -1, "presence_penalty": -2}
+    of_all = {"user": "u", "metadata": {}, "repetition_penalty": 1.0, "ignore_eos": False, "guided_json": None}
+    of_chats = {"tool_choice": "none", "parallel_tool_calls": True, "modalities": ["text"], "functions": []}
+    for route, asked in (
+        ("chat/completions", {"messages": [serving.user("x \U0001f600")]} | of_chats),
+        ("completions", {"prompt": "x \U0001f600"}),
+    ):
+        answers = [
+            post(f"{shared.url}/{route}", asked | more | {"max_tokens": 2}, dict)["choices"]
+            for more in ({"presence_penalty": -2}, bounds | of_all)
+        ]
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("v1/chat/completions", '{"messages": [{"role": "user", "content": "Hi \\ud83d"}]}'),
+        ("v1/chat/completions", '{"messages": [{"role": "user", "content": "\\ud83d"}], "stream": true}'),
+        ("v1/chat/completions", '{"messages": [{"role": "user", "content": "x"}], "tools": [{"a": "\\ude00"}]}'),
+        ("v1/completions", '{"prompt": "\\ud83d"}'),
+        ("v1/completions", '{"prompt": "x", "stop": ["\\ud83d"]}'),
+        ("extras/tokenize", '{"input": "\\ud83d"}'),
+    ],
+)
+def test_half_of_a_character_is_no_text(shared: Served, route: str, body: str) -> None:
+    url = f"{shared.url.removesuffix('/v1')}/{route}"
+    request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    with caught.value as answer:
+        assert answer.code == 400 and "is half of a character" in json.load(answer)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ OWNERS: dict[str, set[str]] = {
     },
     # In child processes only.
     "llama_cpp": {
+        "llama.engines.python_requests",
         "llama.engines.python_server_worker",
         "llama.llama_cpp",
         "llama.pictures.mtmd",
@@ -79,7 +80,7 @@ OWNERS: dict[str, set[str]] = {
     "matplotlib": {"report.charts"},
     "platform": {"machine.probe"},
     "psutil": {"machine.probe"},
-    "pydantic": {"llama.engines.python_server_worker"},
+    "pydantic": {"llama.engines.python_requests"},
     "rich": {"commands._drawing", "core.console"},
     "subprocess": {
         "cloud.elsewhere.skypilot",

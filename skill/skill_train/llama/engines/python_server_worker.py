@@ -15,28 +15,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import socket
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
+from skill_train.llama.engines.python_requests import half_character, own_requests
 from skill_train.llama.engines.python_server import LOOPBACK, Exchange, ServerJob, is_loopback
 from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
-from skill_train.program.examples import is_text_part
 from skill_train.program.tokenizer import begins_itself
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"  # the model is loaded for texts alone
 _WAITING = 128
+_MOST_FLOAT = 3.4e38  # llama.cpp computes with 32 bits
 
 
 def work(document: object, receive: Callable[[], Any], send: Send) -> None:
@@ -112,7 +112,7 @@ def _bound(job: ServerJob) -> socket.socket:
 def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     """The server's app, and the model that it has loaded."""
     if not job.stock:
-        _own_requests(job)
+        own_requests(job.sampling)
         _no_templates()
     if not gpu:  # a build with a GPU reads long prompts there, though no layer is on it
         _switch_off("llama_context_default_params", "op_offload")
@@ -149,73 +149,6 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
         app.add_exception_handler(ValueError, _refuse_what_is_no_json)
         _tell_errors(server)
     return app, llama
-
-
-def _own_requests(job: ServerJob) -> None:
-    """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
-    and messages and tools as they were sent."""
-    from llama_cpp.server import types
-    from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
-
-    def unless_null(kind: type, default: Any) -> tuple[Any, Any]:
-        """A field for which `null` says as much as nothing, as in OpenAI's protocol."""
-        return Annotated[kind, BeforeValidator(lambda value: default if value is None else value)], default
-
-    sampling, names = job.sampling, AliasChoices("max_tokens", "max_completion_tokens")
-    defaults: dict[str, Any] = {
-        "temperature": unless_null(float, sampling.temperature),
-        "top_k": unless_null(int, sampling.top_k),
-        "top_p": unless_null(float, sampling.top_p),
-        "min_p": unless_null(float, sampling.min_p),
-        "repeat_penalty": unless_null(float, sampling.repetition_penalty),
-        "stream": unless_null(bool, False),
-        "stop": (Annotated[str | list[str] | None, AfterValidator(_without_empty)], None),
-        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
-        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
-        "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
-    }
-    as_sent: dict[str, Any] = {
-        "messages": (Annotated[list[dict[str, Any]], AfterValidator(_with_joined_texts)], Field(min_length=1)),
-        "tools": (list[dict[str, Any]] | None, None),
-        "response_format": (dict[str, Any] | None, None),
-        "max_tokens": (int | None, Field(None, ge=1, validation_alias=names)),
-    }
-    of_text: dict[str, Any] = {
-        "prompt": (Annotated[str | list[str], AfterValidator(_one_prompt)], ...),
-        "max_tokens": (int | None, Field(16, ge=1)),
-        "best_of": defaults["n"],
-        "suffix": (None, None),  # llama-cpp-python 0.3.36 puts token 0 before one
-    }
-    for name, fields in (
-        ("CreateChatCompletionRequest", defaults | as_sent),
-        ("CreateCompletionRequest", defaults | of_text),
-    ):
-        base = getattr(types, name)
-        setattr(types, name, create_model(name, __base__=base, **fields))
-
-
-def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Texts in parts are joined, as those of a row are."""
-    for message in messages:
-        parts = message.get("content")
-        if parts is None or isinstance(parts, str):
-            continue
-        if not isinstance(parts, list) or not all(is_text_part(part) and "text" in part for part in parts):
-            raise ValueError(f"content is a text, or parts of type text alone, and not {str(parts)[:60]}")
-        message["content"] = "".join(part["text"] for part in parts)
-    return messages
-
-
-def _without_empty(stop: str | list[str] | None) -> list[str]:
-    """Texts that end an answer. An empty one, which some clients send for none, would end each at once."""
-    return [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]
-
-
-def _one_prompt(prompt: str | list[str]) -> str:
-    texts = [prompt] if isinstance(prompt, str) else prompt
-    if len(texts) != 1 or not texts[0]:
-        raise ValueError("one text is taken, and no empty one")
-    return texts[0]
 
 
 def _no_templates() -> None:
@@ -287,22 +220,29 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         return detokenize(tokens, *more, **options)
 
     def told(self: Any, error: Any, body: Any = None) -> Any:
-        message = str(error)
-        if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
-            message = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
-        elif not isinstance(error, _Refused):
+        message = _said(error)
+        if message is None:
             return wrapper(self, error, body)
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
     server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = prepared, detokenized, told
 
 
+def _said(error: Any) -> str | None:
+    """What is wrong with a request; None where the error is not about one."""
+    if isinstance(error, UnicodeEncodeError):
+        return half_character(error)
+    if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
+        return "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+    return str(error) if isinstance(error, _Refused) else None
+
+
 def _require_finite(options: dict[str, Any]) -> None:
     """Python reads NaN and Infinity, which JSON does not have, and llama.cpp would compute with them."""
     for name, value in options.items():
         numbers = value.values() if isinstance(value, dict) else [value]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise _Refused(f"{name}: it is not a finite number")
+        if any(isinstance(number, float) and not abs(number) < _MOST_FLOAT for number in numbers):
+            raise _Refused(f"{name}: it is not a finite number of 32 bits")
 
 
 def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
@@ -322,7 +262,7 @@ def _require_no_grammar(body: Any) -> None:
     given = {
         "grammar": bool(body.grammar),
         "response_format": wanted.get("type") not in ("text", "json_object") or wanted.get("schema") is not None,
-        "tool_choice": isinstance(getattr(body, "tool_choice", None), dict),
+        "tool_choice": getattr(body, "tool_choice", None) not in (None, "auto", "none"),
         "function_call": isinstance(getattr(body, "function_call", None), dict),
     }
     if refused := [name for name, asks in given.items() if asks]:

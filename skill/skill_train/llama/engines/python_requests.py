@@ -1,0 +1,109 @@
+"""The requests that `serve` takes, in place of llama_cpp.server's own: the model's defaults, messages and tools as they
+were sent, and what llama.cpp cannot compute, or the server does not do, refused by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from skill_train.llama.sampling import Sampling
+from skill_train.program.examples import is_text_part
+
+# What the server would pass over, and what changes an answer: of OpenAI's protocol, and of vLLM and others.
+_NOT_DONE = (
+    "reasoning_effort", "verbosity", "web_search_options", "audio", "functions", "repetition_penalty", "typical_p",
+    "ignore_eos", "stop_token_ids", "chat_template", "chat_template_kwargs", "continue_final_message",
+    "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+
+
+def own_requests(sampling: Sampling) -> None:
+    """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
+    and messages and tools as they were sent."""
+    from llama_cpp.server import types
+    from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
+
+    def unless_null(kind: type, default: Any, **bounds: float) -> tuple[Any, Any]:
+        """A field for which `null` says as much as nothing, as in OpenAI's protocol."""
+        given = BeforeValidator(lambda value: default if value is None else value)
+        return Annotated[kind, Field(**bounds), given], default
+
+    names = AliasChoices("max_tokens", "max_completion_tokens")
+    whole, no_use = AfterValidator(_whole_text), Annotated[Any, AfterValidator(_not_done)]
+    defaults: dict[str, Any] = {
+        "temperature": unless_null(float, sampling.temperature, ge=0),
+        "top_k": unless_null(int, sampling.top_k, ge=-1, lt=1 << 31),  # -1 is all words, as vLLM has it
+        "top_p": unless_null(float, sampling.top_p, ge=0, le=1),
+        "min_p": unless_null(float, sampling.min_p, ge=0, le=1),
+        "repeat_penalty": unless_null(float, sampling.repetition_penalty, gt=0),
+        "seed": (int | None, Field(None, ge=-(1 << 63), lt=1 << 63)),
+        "stream": unless_null(bool, False),
+        "stop": (Annotated[str | list[str] | None, AfterValidator(_without_empty), whole], None),
+        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
+        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
+        "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
+        **{name: (no_use, Field(None, exclude=True)) for name in _NOT_DONE},
+    }
+    as_sent: dict[str, Any] = {
+        "messages": (Annotated[list[dict[str, Any]], AfterValidator(_with_joined_texts), whole], Field(min_length=1)),
+        "tools": (Annotated[list[dict[str, Any]] | None, whole], None),
+        "add_generation_prompt": (Literal[True] | None, Field(None, exclude=True)),
+        "modalities": (list[Literal["text"]] | None, Field(None, exclude=True)),
+        "response_format": (dict[str, Any] | None, None),
+        "max_tokens": (int | None, Field(None, ge=1, validation_alias=names)),
+    }
+    of_text: dict[str, Any] = {
+        "prompt": (Annotated[str | list[str], AfterValidator(_one_prompt), whole], ...),
+        "max_tokens": (int | None, Field(16, ge=1)),
+        "best_of": defaults["n"],
+        "suffix": (None, None),  # llama-cpp-python 0.3.36 puts token 0 before one
+    }
+    for name, fields in (
+        ("CreateChatCompletionRequest", defaults | as_sent),
+        ("CreateCompletionRequest", defaults | of_text),
+    ):
+        base = getattr(types, name)
+        setattr(types, name, create_model(name, __base__=base, **fields))
+
+
+def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Texts in parts are joined, as those of a row are."""
+    for message in messages:
+        parts = message.get("content")
+        if parts is None or isinstance(parts, str):
+            continue
+        if not isinstance(parts, list) or not all(is_text_part(part) and "text" in part for part in parts):
+            raise ValueError(f"content is a text, or parts of type text alone, and not {str(parts)[:60]}")
+        message["content"] = "".join(part["text"] for part in parts)
+    return messages
+
+
+def _whole_text(value: Any) -> Any:
+    """JSON can have half of a character that UTF-16 writes in two, and no tokenizer reads it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(half_character(error)) from None
+    return value
+
+
+def half_character(error: UnicodeEncodeError) -> str:
+    return f"{error.object[error.start]!a} is half of a character (a lone surrogate), which is no text"
+
+
+def _not_done(value: Any) -> None:
+    """Of what changes nothing, such as a penalty of 1, there is nothing to say."""
+    if value and not (type(value) in (int, float) and value == 1):
+        raise ValueError("this server does not do it, and would answer as if it were not there: leave it out")
+
+
+def _without_empty(stop: str | list[str] | None) -> list[str]:
+    """Texts that end an answer. An empty one, which some clients send for none, would end each at once."""
+    return [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]
+
+
+def _one_prompt(prompt: str | list[str]) -> str:
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if len(texts) != 1 or not texts[0]:
+        raise ValueError("one text is taken, and no empty one")
+    return texts[0]
