@@ -5927,14 +5927,18 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
-    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
-        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
-    precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
-    if trainer.accelerator.mixed_precision != precision:
-        raise wrong_launch(f"mixed precision: {precision}", trainer.accelerator.mixed_precision)
+    require_plans_way(trainer, placement)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     trainer._loss_shifts_labels = True
     return trainer
+
+
+def require_plans_way(trainer: Any, placement: Placement) -> None:
+    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
+        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
+    precision = "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "no"
+    if trainer.accelerator.mixed_precision != precision:
+        raise wrong_launch(f"mixed precision: {precision}", trainer.accelerator.mixed_precision)
 
 
 def check_positions(config: Any, data: Data) -> None:
