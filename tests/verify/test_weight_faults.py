@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,22 @@ def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> Non
     files = [read_gguf(tiny_families.gguf(family, kind)) for kind in ("f16", "q8_0")]
     for check in said(files, tiny_families.folder(family)).values():
         assert (check.verdict, check.figures["looked_at"]) == ("pass", len(files[0].tensors)), check.detail
+
+
+@pytest.mark.parametrize("family", tiny_families.by_default(tiny_families.FAMILIES.keys() - _UNTRIED))
+def test_a_tensor_of_which_the_model_has_nothing_is_named(family: str) -> None:
+    good = read_gguf(tiny_families.gguf(family))
+    tensor, wrong = next(iter(good.tensors.values())), "blk.1.ffn_down.scale"
+    more = replace(good, tensors=good.tensors | {wrong: replace(tensor, name=wrong)})
+    check = said([more], tiny_families.folder(family))
+    assert check[good.path.name].verdict == "fail" and wrong in check[good.path.name].detail
+
+
+def test_the_embedding_once_more_as_the_output_of_a_tied_model() -> None:
+    good = read_gguf(tiny_families.gguf("gemma3"))
+    embedding = replace(good.tensors["token_embd.weight"], name="output.weight")
+    twice = replace(good, tensors=good.tensors | {embedding.name: embedding})
+    assert said([twice], tiny_families.folder("gemma3"))[good.path.name].verdict == "pass"
 
 
 @pytest.mark.parametrize("times", [2, 0.5])

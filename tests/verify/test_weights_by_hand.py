@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,35 @@ def test_only_a_vocabulary_may_be_filled_up(tmp_path: Path) -> None:
     filled = EMBEDDING.copy()
     filled[6:] = 0.0
     gguf = file(tmp_path, {"output_norm.weight": filled, FULL: EMBEDDING})
-    check, not_checked = judged(gguf, ("output_norm.weight", EMBEDDING[:6]))
+    check, not_checked = judged(gguf, ("output_norm.weight", EMBEDDING[:6]), unplaced=("model.new.weight",))
     assert isinstance(not_checked, NotChecked) and check.verdict == "warn"
     assert "output_norm.weight" in check.detail and FULL in check.detail and check.figures["looked_at"] == 0
+    (check,) = judged(gguf, ("output_norm.weight", EMBEDDING[:6]))  # every weight of the model has its place
+    assert check.verdict == "fail" and "output_norm.weight" in check.detail and FULL in check.detail
     (check,) = judged(gguf, ("output_norm.weight", np.tile(EMBEDDING, (2, 1))), (FULL, EMBEDDING))
     assert check.verdict == "fail" and "output_norm.weight has shape" in check.detail
     assert check.figures["looked_at"] == 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "verdict"),
+    [
+        ("blk.0.attn_output.bias", "fail"),
+        ("blk.0.ffn_down.scale", "fail"),
+        ("rope_freqs.weight", "fail"),  # which config.json does not ask for
+        ("blk.1.attn_output.bias", "warn"),  # the layer that predicts further tokens
+        ("cls.output.weight", "warn"),  # of Qwen3's rerankers
+    ],
+)
+def test_a_tensor_that_no_weight_of_the_model_is_behind(tensor: str, verdict: str, tmp_path: Path) -> None:
+    """llama.cpp adds every bias, and multiplies by every scale, that a file of a known architecture has."""
+    gguf = file(tmp_path, {FULL: EMBEDDING, tensor: np.full(1, 1.5, np.float32)})
+    gguf = replace(gguf, metadata=gguf.metadata | {"llama.block_count": 2, "llama.nextn_predict_layers": 1})
+    check, *not_checked = judged(gguf, (FULL, EMBEDDING))
+    assert check.verdict == verdict and tensor in check.detail
+    assert ["reads no such weights" in one.reason for one in not_checked] == [True] * (verdict == "warn")
+    layers = gguf.metadata | {"llama.nextn_predict_layers": 0}
+    assert tensor.startswith("cls.") or judged(replace(gguf, metadata=layers), (FULL, EMBEDDING))[0].verdict == "fail"
 
 
 def test_files_that_are_compared_at_once_are_judged_as_each_alone(tmp_path: Path) -> None:

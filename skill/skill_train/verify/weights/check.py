@@ -2,7 +2,7 @@
 
 Logits of a small or barely trained model hardly move when one projection is wrong. The weights show it at once, and by
 name. The reference is the base's weight with PEFT's own change, in fp32. `places` says which tensor is which. A tensor
-without a known counterpart is named, and the file does not pass.
+without a known counterpart is named, and the file does not pass. It fails where llama.cpp computes with such a tensor.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
 _SHOWN = 5  # names of tensors in a sentence
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")  # lists in the metadata
 
 # The checks of each file, by its name.
@@ -189,6 +190,14 @@ class _FileComparison:
         fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
         self.compared.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
+    def _used(self, tensor: str) -> bool:
+        """Whether llama.cpp answers with it: not with the layers that predict further tokens, nor with the output of a
+        ranking."""
+        layer, first = _LAYER.match(tensor), self.gguf.of_architecture("block_count")
+        further = self.gguf.count("nextn_predict_layers")
+        predicts = layer and further and isinstance(first, int) and int(layer[1]) >= first - further
+        return not predicts and not tensor.startswith("cls.")
+
     def checks(self) -> list[Finding]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
         rows: dict[str, int] = {}
@@ -198,12 +207,17 @@ class _FileComparison:
         faults = {weight.tensor: weight.fault for weight in self.compared if weight.fault}
         unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
         unknown = [name for name in unknown if name not in faults] + self.unplaced
+        why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         if arch not in TRIED:  # a difference may be an arrangement
             unknown, faults = [*faults, *unknown], {}
+        elif not self.unplaced:
+            why = "llama.cpp answers without them, and transformers reads no such weights"
+            extra = "holds what the trained model has no weight for"
+            faults |= {name: f"{name} {extra}" for name in unknown if self._used(name)}
+            unknown = [name for name in unknown if name not in faults]
         looked_at = len(tensors.keys() & rows.keys() - set(unknown))
         worst = max((weight.error for weight in self.compared if weight.tensor not in unknown), default=0.0)
         fault_lines = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
-        why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
         verdict: Verdict = "fail" if fault_lines else "warn" if unknown else "pass"
         left_out = f"; not compared: {first_few(unknown, _SHOWN)}" if unknown else ""
