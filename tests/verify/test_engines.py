@@ -138,7 +138,7 @@ def expected(made: gguf_maker.Export) -> tuple[Any, list[Expected]]:
 
 
 @cache
-def own_answers(file: Path) -> list[list[int]]:
+def own_answers(file: Path) -> tuple[list[list[int]], frozenset[int]]:
     return check._own_answers(read_gguf(file), engine_questions(load_tokenizer(file.parents[1] / "merged"), [], 8))
 
 
@@ -146,13 +146,13 @@ def judged(made: gguf_maker.Export, expected: tuple[Any, list[Expected]], monkey
     """The checks of an engine that answers as the file does, but for a change of its first answer."""
     tokenizer, asked = expected
     gguf = read_gguf(made.file("f16"))
-    own = own_answers(gguf.path)
-    monkeypatch.setattr(check, "_own_answers", lambda gguf, asked: own)
+    own, ends = own_answers(gguf.path)
+    monkeypatch.setattr(check, "_own_answers", lambda gguf, asked: (own, ends))
     answers = [
         EngineAnswer(
             ids=each.ids,
             text=tokenizer.decode(ids, skip_special_tokens=True),
-            stopped=len(ids) < each.question.most,
+            stopped=ids[-1] in ends,
         )
         for each, ids in zip(asked, own, strict=True)
     ]

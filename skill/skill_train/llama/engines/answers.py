@@ -62,7 +62,7 @@ class EngineRun:
     @property
     def told(self) -> str:
         """The engine as it was asked."""
-        return f"{self.engine} {self.version}" + (f" without {self.without}," if self.without else "")
+        return f"{self.engine} {self.version}" + (f" (without {self.without})" if self.without else "")
 
 
 class AnswerToken(msgspec.Struct, frozen=True):

@@ -125,7 +125,7 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
     with served(job) as server:
         with asking(PYTHON_SERVER):
             answers = [_ask_server(server, question) for question in questions]
-        without = "" if server.repacks else "AMX repacking (use_extra_bufts), with which 0.3.36 crashes"
+        without = "" if server.repacks else "AMX repacking by use_extra_bufts, with which it crashes"
         return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format}, without)
 
 

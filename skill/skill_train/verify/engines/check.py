@@ -22,7 +22,7 @@ from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged
-from skill_train.verify.engines.partings import Judged, Parting, Vocabulary, gaps, parted
+from skill_train.verify.engines.partings import Judged, Parting, Vocabulary, gaps, parted, unlike
 from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
@@ -59,7 +59,8 @@ def check_engines(
         return [NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in engines for gguf in files]
     checks: list[Finding] = []
     for number, gguf in enumerate(files):
-        own, words = _own_answers(gguf, expected), Vocabulary(tokenizer, gguf)
+        own, ends = _own_answers(gguf, expected)
+        words = Vocabulary(tokenizer, gguf, ends)
         for name in engines:
             progress(number, len(files), f"{name}: {gguf.path.name}")
             checks += _checked(name, own, expected, words)
@@ -129,12 +130,11 @@ def _check_prompts(run: EngineRun, file: str, differences: list[str]) -> Check:
 # --- Answers ---
 
 
-def _own_answers(gguf: GgufFile, expected: list[Expected]) -> list[list[int]]:
-    """What llama.cpp answers here to the right prompts, without the token that ends an answer."""
+def _own_answers(gguf: GgufFile, expected: list[Expected]) -> tuple[list[list[int]], frozenset[int]]:
+    """What llama.cpp answers here to the right prompts, and the tokens that end an answer."""
     prompts = [Prompt(each.ids, each.question.most) for each in expected]
     own = inference.ask(_job(gguf, _context(expected), prompts=prompts))
-    ends = set(own.facts.end_of_generation)
-    return [ids[:-1] if ids and ids[-1] in ends else ids for ids in own.answers]
+    return own.answers, frozenset(own.facts.end_of_generation)
 
 
 def _job(gguf: GgufFile, context: int, **request: Any) -> InferenceJob:
@@ -150,7 +150,7 @@ def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, conte
     silent = [answer.no_answer for answer, _, _ in right if answer.no_answer]
     answered = [each for each in right if not each[0].no_answer]
     partings, ends = parted(answered, words)
-    gap = max(_gaps(words.gguf, [parting for _, parting in partings], context), default=0.0)
+    gap = max(_gaps(words.gguf, partings, context), default=0.0)
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict = judged(gap, ENGINE_GAP)
@@ -161,22 +161,30 @@ def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, conte
     if gap > ENGINE_GAP[0]:
         detail += f"; the file prefers its own token by {gap:.2g} nats: the engine does not take the most likely one"
     answers = Check("engine_answers", file, verdict, gap, ENGINE_GAP[0], detail, figures)
-    return [answers, _check_stops(run, file, ends, len(answered))]
+    wrong = unlike(ends, ENGINE_GAP[0], lambda choices: _gaps(words.gguf, choices, context))
+    return [answers, _check_stops(run, file, wrong, len(answered), len(ends))]
 
 
-def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Finding:
+def _check_stops(run: EngineRun, file: str, wrong: list[str], answered: int, others: int) -> Finding:
+    """Args:
+    others: how many answers have another end.
+    """
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
-    detail = f"{run.told} ends {answered} answers where llama.cpp ends them here"
-    if ends:
-        detail = f"{run.told}: {ends[0]}"
+    detail = f"{run.told} ends {answered - others} answers where llama.cpp ends them here"
+    if others:
+        detail += f", and {others} where another token is almost as likely"
+    if wrong:
+        detail = f"{run.told}: {wrong[0]}"
     figures = {"engine": run.engine, "version": run.version, "looked_at": answered}
-    return Check("engine_stops", file, "fail" if ends else "pass", len(ends), 0, detail, figures)
+    return Check("engine_stops", file, "fail" if wrong else "pass", len(wrong), 0, detail, figures)
 
 
-def _gaps(gguf: GgufFile, partings: list[Parting], context: int) -> list[float]:
+def _gaps(gguf: GgufFile, partings: list[tuple[Expected, Parting]], context: int) -> list[float]:
     """By how many nats the file prefers its own token at each parting."""
     if not partings:
         return []
-    rows = [Scored([*each.before, token], [len(each.before)]) for each in partings for token in (each.own, each.other)]
+    rows = [
+        Scored([*each.before, token], [len(each.before)]) for _, each in partings for token in (each.own, each.other)
+    ]
     return gaps(inference.ask(_job(gguf, context, scored=rows)).losses)

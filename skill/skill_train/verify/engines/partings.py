@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from skill_train.verify.engines.questions import Expected
 _AROUND = 40
 _SPACE = "\u2581"  # as SentencePiece writes it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_ANY_END = -1  # in place of the token with which an engine ended its answer, which it does not tell
 Judged = tuple[EngineAnswer, list[int], Expected]  # an engine's answer, the file's own, and what was asked
 
 
@@ -30,11 +31,20 @@ class Parting:
 
 
 @dataclass(frozen=True)
+class End:
+    """An end of an answer where the file does not end it."""
+
+    why: str
+    choices: list[tuple[Expected, Parting]]  # of a token that may have led there; none where none did
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The text of tokens, by the reference's tokenizer, and the token of a text, by the file."""
 
     tokenizer: Any
     gguf: GgufFile
+    ends: frozenset[int] = frozenset()  # the tokens that end an answer
 
     def text(self, ids: list[int]) -> str:
         """Without the space in front, which engines show and leave out, and without half a character at the end."""
@@ -88,23 +98,46 @@ class Vocabulary:
         return letters
 
 
-def parted(judged: Iterable[Judged], words: Vocabulary) -> tuple[list[tuple[Expected, Parting]], list[str]]:
+def parted(judged: Iterable[Judged], words: Vocabulary) -> tuple[list[tuple[Expected, Parting]], list[End]]:
     """The answers that leave the file's own, each with its question; and how the ends of the others differ."""
-    partings, ends = list[tuple[Expected, Parting]](), list[str]()
+    partings, ends = list[tuple[Expected, Parting]](), list[End]()
     for answer, own, expected in judged:
-        parting, end = compare(answer, own, expected, words)
-        if parting is not None:
-            partings.append((expected, parting))
-        if end:
-            ends.append(end)
+        parting, why = compare(answer, own, expected, words)
+        choices = [] if parting is None else [(expected, parting)]
+        if parting is not None and parting.other == _ANY_END:
+            choices = [(expected, replace(parting, other=end)) for end in sorted(words.ends)]
+        if why:
+            ends.append(End(why, choices))
+        else:
+            partings += choices
     return partings, ends
 
 
+def unlike(ends: list[End], most: float, gaps_of: Callable[[list[tuple[Expected, Parting]]], list[float]]) -> list[str]:
+    """The ends that no choice explains between two tokens that the file holds for almost equally likely.
+
+    Args:
+        most: nats by which it may prefer its own.
+    """
+    found = iter(gaps_of([choice for end in ends for choice in end.choices]))
+    return [end.why for end in ends if min([next(found) for _ in end.choices], default=math.inf) > most]
+
+
 def compare(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
-    """Where the answer leaves the file's own, and how its end differs; None and nothing where they are equal."""
+    """Where the answer leaves the file's own, and how its end differs, with the choice that led there if it was one of
+    a token; None and nothing where they are equal.
+
+    Args:
+        own: with the token that ends it.
+    """
+    end, own = (own[-1], own[:-1]) if own and own[-1] in words.ends else (None, own)
     if answer.tokens is not None:
-        return _by_tokens(answer, answer.tokens, own, expected, words)
-    return _by_text(answer, own, expected, words)
+        parting, why = _by_tokens(answer, answer.tokens, own, expected, words)
+    else:
+        parting, why = _by_text(answer, own, expected, words)
+    if parting is None or parting.own != _ANY_END:
+        return parting, why
+    return None if end is None or parting.other in words.ends else replace(parting, own=end), why
 
 
 def gaps(losses: list[float | None]) -> list[float]:
@@ -129,9 +162,11 @@ def _by_tokens(
     at = places[equal] if equal < len(places) else places[-1] + 1 if places else 0
     before = words.text(own[:at])
     if equal == len(theirs):
-        return None, f"it ends after {before[-_AROUND:]!r}, where the file goes on"
+        why = f"it ends after {before[-_AROUND:]!r}, where the file goes on"
+        return Parting([*expected.ids, *own[:at]], own[at], _ANY_END), why
     if at == len(own):
-        return None, f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[equal:])[:_AROUND]!r}"
+        why = f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[equal:])[:_AROUND]!r}"
+        return Parting([*expected.ids, *own], _ANY_END, theirs[equal]), why
     return Parting([*expected.ids, *own[:at]], own[at], theirs[equal]), ""
 
 
@@ -159,11 +194,15 @@ def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vo
     if theirs.rstrip() == own_text.rstrip():
         return None, _end(answer, own, own_text, expected)
     if theirs.startswith(own_text):
-        return None, f"it goes on after {own_text[-_AROUND:]!r}: {theirs[len(own_text) :][:_AROUND]!r}"
+        other = _token_at(own_text, theirs, answer.pieces or [], words)
+        other = words.first_token(own_text, theirs[len(own_text) :]) if other is None else other
+        why = f"it goes on after {own_text[-_AROUND:]!r}: {theirs[len(own_text) :][:_AROUND]!r}"
+        return Parting([*expected.ids, *own], _ANY_END, other), why
     at = next(at for at in range(1, len(own) + 1) if not theirs.startswith(words.text(own[:at]))) - 1
     before = words.text(own[:at])
     if not theirs[len(before) :]:
-        return None, f"it ends after {theirs[-_AROUND:]!r}, where the file goes on"
+        why = f"it ends after {theirs[-_AROUND:]!r}, where the file goes on"
+        return Parting([*expected.ids, *own[:at]], own[at], _ANY_END), why
     for place in range(at, -1, -1):  # its token may begin before the text differs: `There` in place of `The`
         other = _token_at(words.text(own[:place]), theirs, answer.pieces or [], words)
         if other is not None:

@@ -25,7 +25,7 @@ from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import judged, parting_place
 from skill_train.verify.engines.check import run_engine
-from skill_train.verify.engines.partings import Parting, Vocabulary, gaps, parted
+from skill_train.verify.engines.partings import Parting, Vocabulary, gaps, parted, unlike
 from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected, with_prompts
 from skill_train.verify.thresholds import ENGINE_GAP
@@ -51,6 +51,7 @@ class _Own:
     """What llama.cpp makes of the pair here, in the order of the questions."""
 
     answers: list[list[int]]
+    ends: frozenset[int]  # the tokens that ended them
     prompt_tokens: list[int]
     # by how many nats the pair prefers its own token to that of its answer to grey pictures of the same sizes, where
     # the two answers part; of answers that are equal there is none
@@ -118,14 +119,13 @@ def _png(picture: Any) -> bytes:
 def _own_answers(pair: Pair, expected: list[Expected]) -> _Own:
     count, grey = len(expected), [replace(each, question=_grey(each.question)) for each in expected]
     result = _ask(pair, [*expected, *grey], [[] for _ in range(2 * count)])
-    both = zip(result.answers, result.stopped, strict=True)
-    answers = [ids[:-1] if stopped else ids for ids, stopped in both]
+    ends = {ids[-1] for ids, stopped in zip(result.answers, result.stopped, strict=True) if stopped}
     blank = [
         (each, Parting(answer[:at], answer[at], other[at]))
         for each, answer, other in zip(expected, result.answers[:count], result.answers[count:], strict=True)
         if (at := parting_place(answer, other)) < min(len(answer), len(other))
     ]
-    return _Own(answers[:count], result.prompt_tokens[:count], _gaps(pair, blank))
+    return _Own(result.answers[:count], frozenset(ends), result.prompt_tokens[:count], _gaps(pair, blank))
 
 
 def _grey(question: EngineQuestion) -> EngineQuestion:
@@ -186,7 +186,7 @@ def _judged(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tok
 
 def _judged_answers(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tokenizer: Any) -> Finding:
     """Of prompts that are right: the rest of what the engine could show the model is in its pictures."""
-    words = Vocabulary(tokenizer, read_gguf(pair.text))
+    words = Vocabulary(tokenizer, read_gguf(pair.text), own.ends)
     partings, ends = parted(zip(run.answers, own.answers, expected, strict=True), words)
     gap, blank = max(_gaps(pair, partings), default=0.0), max(own.blank_gaps, default=0.0)
     name, count, equal = pair.text.name, len(expected), len(expected) - len(partings)
@@ -194,12 +194,12 @@ def _judged_answers(run: EngineRun, pair: Pair, own: _Own, expected: list[Expect
     figures |= {"by_picture": len(own.blank_gaps), "gap_blank": blank}
     detail = f"{run.engine} {run.version} writes {count} questions about pictures as llama.cpp does here, with as many "
     detail += f"tokens, and gives {equal} of {count} answers like it"
-    if ends:
-        return Check(_NAME, name, "fail", len(ends), 0, f"{detail}; {ends[0]}", figures)
+    most = min(ENGINE_GAP[0], _OF_BLANK[0] * blank), min(ENGINE_GAP[1], _OF_BLANK[1] * blank)
+    if wrong := unlike(ends, most[0], lambda choices: _gaps(pair, choices)):
+        return Check(_NAME, name, "fail", len(wrong), 0, f"{detail}; {wrong[0]}", figures)
     if max(gap, blank) < ENGINE_GAP[0]:
         why = f"grey pictures would change the choice of a token by {blank:.2g} nats only, so wrong ones would pass"
         return NotChecked(_NAME, name, f"{detail}; but {why}: ask questions whose answers depend on the picture")
-    most = min(ENGINE_GAP[0], _OF_BLANK[0] * blank), min(ENGINE_GAP[1], _OF_BLANK[1] * blank)
     if gap > most[0]:
         detail += f"; the pair prefers its own token by {gap:.2g} nats: another llama.cpp prepares pictures differently"
     return Check(_NAME, name, judged(gap, most), gap, most[0], detail, figures)
