@@ -114,6 +114,70 @@ def test_rope_factors_that_are_all_one(family: str, table: str, tmp_path: Path) 
     assert check.verdict == "fail" and f"{table}: rope factor" in check.detail
 
 
+# A value that no model of these has, by key: llama.cpp computes otherwise with it, where it reads the key.
+FOREIGN: dict[str, Any] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), 5.0),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "expert_weights_scale"), 0.37),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.temperature_scale", "attention.scale"), 0.37),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_group_count"), 3),
+    **dict.fromkeys(("attention.sliding_window", "attention.shared_kv_layers", "attention.key_length_swa"), 7),
+    **dict.fromkeys((f"rope.scaling.{name}" for name in ("factor", "attn_factor", "yarn_attn_factor")), 1.1),
+    **dict.fromkeys((f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "log_multiplier")), 7.5),
+    **dict.fromkeys(("rope.freq_base_swa", "rope.dimension_count_swa", "attention.max_alibi_bias"), 6),
+    "rope.scaling.yarn_ext_factor": 0.5,
+    "rope.scaling.type": "unheard-of",
+}
+NO_ROTATION = {"bloom", "mpt", "gpt2-plain", "gptbigcode", "jamba", "mamba", "mamba2", "falconmamba"}
+# Of recurrent models, and of keys and values in one vector, no scale is known.
+UNKNOWN_SCALE = {"mamba", "mamba2", "falconmamba", "deepseek2", "deepseek3"}
+
+
+@pytest.mark.parametrize(
+    "family", tiny_families.by_default(tiny_families.FAMILIES.keys() - {"dots1", "llama4", "minimaxm2"}, CHOSEN)
+)
+def test_a_key_of_what_the_model_does_not_have(family: str) -> None:
+    """Whether config.json states a null, or nothing at all."""
+    config, gguf = files(family)
+    missed = []
+    for key, value in FOREIGN.items():
+        if family in NO_ROTATION and key.startswith(("rope.", "attention.max_alibi", "attention.key_length")):
+            continue
+        if (key == "attention.scale" and family in UNKNOWN_SCALE) or key in WITHOUT_EFFECT.get(family, ()):
+            continue
+        check = check_metadata(replace(gguf, metadata=gguf.metadata | {f"{gguf.architecture}.{key}": value}), config)
+        if check.verdict != "fail" or key not in check.detail:
+            missed.append((key, check.verdict))
+    assert missed == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("final_logit_softcapping", 0.0),
+        ("logit_scale", 1.0),
+        ("attention.scale", 32**-0.5),
+        ("rope.scaling.type", "none"),
+        ("rope.scaling.attn_factor", 1.0),
+        ("rope.freq_base_swa", 10000.0),
+        ("expert_count", 0),
+        ("expert_group_count", 1),
+    ],
+)
+def test_a_key_that_changes_nothing_passes(key: str, value: Any) -> None:
+    config, gguf = files("gemma1")
+    check = check_metadata(replace(gguf, metadata=gguf.metadata | {f"gemma.{key}": value}), config)
+    assert check.verdict == "pass", check.detail
+
+
+def test_what_an_untried_architecture_lacks_is_not_known() -> None:
+    """Its config.json may state the number by another name."""
+    config, gguf = files("gemma1")
+    untried = {key.replace("gemma.", "orion."): value for key, value in gguf.metadata.items()}
+    untried |= {"general.architecture": "orion", "orion.logit_scale": 0.3}
+    check = check_metadata(replace(gguf, metadata=untried), config)
+    assert check.verdict == "warn" and "logit_scale" in check.detail
+
+
 def test_a_key_without_a_statement_is_told() -> None:
     config, gguf = files("qwen2moe")
     check = check_metadata(replace(gguf, metadata={**gguf.metadata, "qwen2moe.swin_norm": True}), config)
@@ -153,6 +217,10 @@ def test_a_step_between_full_layers_of_a_model_without_any() -> None:
     metadata = gguf.metadata | {"gemma3.attention.sliding_window_pattern": 6}
     check = check_metadata(replace(gguf, metadata=metadata), config)
     assert check.verdict == "warn" and "attention.sliding_window_pattern" in check.detail
+    for step in (1, 2):  # with which llama.cpp takes the first layer, or the second, for a full one
+        metadata = gguf.metadata | {"gemma3.attention.sliding_window_pattern": step}
+        check = check_metadata(replace(gguf, metadata=metadata), config)
+        assert check.verdict == "fail" and f"attention.sliding_window_pattern is {step}" in check.detail
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from skill_train.model.convertible.differences import computed_otherwise
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
+from skill_train.verify.metadata.lacking import lacking
 from skill_train.verify.metadata.rope import kind_of, table_faults
 from skill_train.verify.metadata.stated import (
     EXPECTED,
@@ -48,7 +49,7 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
     """Checks that each key of the architecture has the value that config.json states, and each key of sampling that of
     generation_config.json.
 
-    A key for which they state nothing is a warning.
+    A key for which they state nothing must change nothing. Where it is not known what that is, it is a warning.
     """
     values = stated(config)
     prefix = f"{gguf.architecture}."
@@ -61,6 +62,8 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
             continue
         else:
             in_config = expected(key, values, gguf)
+            if in_config is None:
+                in_config, source = lacking(key, value, values, gguf), "the model"
         if in_config is None:
             unknown.append(key)
         elif same(value, in_config):

@@ -213,6 +213,9 @@ def _pattern(config: Stated, gguf: GgufFile) -> Any:
     if layers and isinstance(gguf.of_architecture("attention.sliding_window_pattern"), list):
         return [layer == "sliding_attention" for layer in layers]
     full = layers.index("full_attention") + 1 if "full_attention" in layers else None
+    every, step = {"sliding_attention"} == set(layers), gguf.count("attention.sliding_window_pattern")
+    if every and step and step <= len(layers):  # it makes a layer full
+        return layers
     return config("sliding_window_pattern") or full
 
 
@@ -297,8 +300,8 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "attention.value_length": _value_length,
     "attention.key_length_mla": _key_length_mla,
     "attention.value_length_mla": ("v_head_dim",),
-    "attention.key_length_swa": ("swa_head_dim", "head_dim"),
-    "attention.value_length_swa": ("swa_head_dim", "head_dim"),
+    "attention.key_length_swa": lambda config, _: config("swa_head_dim") or _head(config),
+    "attention.value_length_swa": lambda config, _: config("swa_head_dim") or _head(config),
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.layer_norm_rms_epsilon": (
