@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quant_shape_to_byte_shape
 
 from gguf_edit import finish
 from skill_train.core.digests import FileDigest
@@ -698,6 +699,19 @@ def test_the_signs_of_q1_0_are_read(tmp_path: Path) -> None:
     file = written(tmp_path / "m.gguf", np.stack([block, block]), raw_dtype=GGMLQuantizationType.Q1_0)
     rows = weights_of(file, file.tensors["token_embd.weight"])(slice(0, 2))
     assert rows.tolist() == [[-0.5, 0.5] + [-0.5] * 126] * 2
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "IQ2_XS", "IQ4_NL", "MXFP4"])
+def test_the_weights_of_a_file_are_those_that_gguf_py_reads(kind: str, tmp_path: Path) -> None:
+    """Also after the caller has overwritten them. Any bytes are numbers, but for a scale that is none."""
+    row_bytes = int(quant_shape_to_byte_shape((512,), GGMLQuantizationType[kind])[0])
+    stored = np.random.default_rng(1).integers(0, 60, (6, row_bytes), np.uint8)
+    file = written(tmp_path / "m.gguf", stored, raw_dtype=GGMLQuantizationType[kind])
+    read, expected = weights_of(file, file.tensors["token_embd.weight"]), dequantize(stored, GGMLQuantizationType[kind])
+    for _ in range(2):
+        there = read(slice(1, 5))
+        assert there.dtype == np.float32 and np.array_equal(there, expected[1:5]) and there.any()
+        there[:] = 0
 
 
 @pytest.mark.parametrize("name", ["blk.a.ffn_down.weight", "blk.²b.ffn_down.weight", "blk.ffn_down.weight", "blk"])

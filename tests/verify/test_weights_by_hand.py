@@ -201,6 +201,16 @@ def test_a_weight_may_be_off_by_its_rounding(
             assert errors(kind, rows.off(stored), rows, tuned=tuned, computed=computed)[1].tolist() == [wrong, False]
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize(("own", "there"), [("inf", "inf"), ("inf", "-inf"), ("inf", "1"), ("1", "inf"), ("1", "nan")])
+def test_what_is_no_number_is_never_near_enough(kind: str, tuned: bool, own: str, there: str) -> None:
+    expected, stored = np.ones((2, 64), np.float32), np.ones((2, 64), np.float32)
+    expected[0, 5], stored[0, 5] = float(own), float(there)
+    rows = Rows(expected)
+    assert errors(kind, rows.off(stored), rows, tuned=tuned, computed=False)[1].tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("kind", "measured"),  # on normal weights, see tensors.py; a row of zeros is off by 1
     [("Q8_0", 0.006), ("Q6_K", 0.02), ("Q5_K", 0.04), ("Q4_K", 0.08), ("Q3_K", 0.17), ("Q2_K", 0.32), ("IQ1_S", 0.4)],

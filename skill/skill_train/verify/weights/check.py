@@ -243,7 +243,8 @@ class _TensorComparison:
     def add(self, start: int, rows: Rows) -> None:
         """Compares rows of the weight, of which this is the first."""
         first, kind = self.place.start + start, self.tensor.kind
-        off = rows.off(self.read(slice(first, first + len(rows.values))))
+        stored = self.read(slice(first, first + len(rows.values)))
+        off = rows.off(stored, out=stored)
         error, wrong = errors(kind, off, rows, tuned=self.tuned, computed=self.computed)
         self.worst = max(self.worst, float(error.max()))
         if rows.base is not None and not self.computed:

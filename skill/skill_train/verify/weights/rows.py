@@ -60,12 +60,12 @@ class Rows:
     def __init__(self, values: np.ndarray, base: np.ndarray | None = None, *, across: bool = False) -> None:
         self.values, self.base, self.across = values, base, across
 
-    def off(self, stored: np.ndarray) -> np.ndarray:
-        """What the rows of a file have more than these."""
+    def off(self, stored: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """What the rows of a file have more than these, in the memory of `out`, which may be `stored`."""
         import numpy as np
 
         with np.errstate(over="ignore", invalid="ignore"):
-            off: np.ndarray = stored - self.values
+            off: np.ndarray = np.subtract(stored, self.values, out=out)
             return off
 
     @cached_property
@@ -113,7 +113,8 @@ class Rows:
         import torch
 
         rounded = torch.from_numpy(np.ascontiguousarray(self.values)).bfloat16().float().numpy()
-        return _dot(rounded - self.base, self.change)
+        rounded -= self.base
+        return _dot(rounded, self.change)
 
 
 def row_errors(off: np.ndarray, rows: Rows) -> np.ndarray:
@@ -160,11 +161,11 @@ def errors(kind: str, off: np.ndarray, rows: Rows, *, tuned: bool, computed: boo
         return distances, ~(distances <= row_bounds(kind, rows))
     most = rows.sizes + 1 if computed else rows.sizes
     most = most * np.float32(_RELATIVE[kind] + _MERGED * tuned + _COMPUTED * computed)
-    most += np.float32(_SUBNORMAL.get(kind, 0.0))
-    if tuned:
-        most += rows.sizes.max(axis=1, keepdims=True) * np.float32(_PRODUCT)
     with np.errstate(invalid="ignore"):  # of an infinite weight, which is never near enough
-        return distances, ~(np.abs(off) <= most).all(axis=1)
+        of_row = rows.sizes.max(axis=1) * np.float32(_PRODUCT * tuned) + np.float32(_SUBNORMAL.get(kind, 0.0))
+        beyond = np.abs(off)
+        beyond -= most
+        return distances, ~(beyond.max(axis=1) <= of_row)
 
 
 def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | None:
@@ -176,6 +177,8 @@ def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | 
     with np.errstate(all="ignore"):
         squares, along = rows.squares.sum(dtype=np.float64), _dot(off, rows.values)
         length = 1 + along / squares
+        if not abs(length - 1) > _OFF:  # the rest only widens that
+            return None
         error = np.maximum(0, (squares + 2 * along + _dot(off, off)) / squares / length**2 - 1)
         products = off * rows.values
         noise = np.sqrt(_dot(products, products)) / squares
