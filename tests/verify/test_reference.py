@@ -15,6 +15,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import gguf_edit
 import gguf_maker
 import tiny
 import tiny_families
@@ -174,6 +175,23 @@ def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
     assert answered(file, free) == free
     unknown = [[*ids[:2], 10_000_000, *ids[3:]] for ids in free]  # the reference has more tokens than the file
     assert answered(file, unknown) == [ids[:3] for ids in free]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "granitehybrid", "llama3"])
+def test_prompts_are_answered_together_as_one_by_one(family: str, tmp_path: Path) -> None:
+    """Each to its own end: a limit, or the token that the file names as its end. One is longer than a step."""
+    file, sizes = tiny_families.gguf(family), {4: 9, 130: 6, 7: 1, 1: 12}
+    asked = [Prompt([5 + (3 * n + place) % 40 for place in range(n)], most) for n, most in sizes.items()]
+
+    def answers(together: bool, file: Path) -> list[list[int]]:
+        job: dict[str, Any] = {"context_tokens": 142, "threads": 2, "prompts": asked, "together": together}
+        return inference.ask(inference.InferenceJob(gguf=str(file), **job)).answers
+
+    free = answers(together=False, file=file)
+    assert answers(together=True, file=file) == free and [len(ids) for ids in free] == list(sizes.values())
+    ends = gguf_edit.rewrite(file, tmp_path / "m.gguf", metadata={"tokenizer.ggml.eos_token_id": free[0][3]})
+    ended = answers(together=False, file=ends)
+    assert answers(together=True, file=ends) == ended and len(ended[0]) <= 4
 
 
 def test_a_long_prompt_is_answered_in_pieces() -> None:

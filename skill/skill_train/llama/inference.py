@@ -64,6 +64,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None = None  # the file of the logits of the base, for the first `base_rows`
     base_rows: int = 0
     prompts: list[Prompt] = []
+    together: bool = False  # the prompts are answered side by side, whatever is expected of them
     scored: list[Scored] = []
 
 

@@ -26,8 +26,9 @@ from skill_train.llama.logit_distance import (
 
 
 def run(job: InferenceJob) -> InferenceResult:
-    lora = Path(job.lora) if job.lora else None
-    with loaded(Path(job.gguf), context_tokens=job.context_tokens, threads=job.threads, lora=lora) as llama:
+    lora, sequences = Path(job.lora) if job.lora else None, len(job.prompts) if job.together else 1
+    size = {"context_tokens": job.context_tokens, "threads": job.threads, "sequences": sequences}
+    with loaded(Path(job.gguf), lora=lora, **size) as llama:
         return _answered(llama, job)
 
 
@@ -36,7 +37,7 @@ def _answered(llama: Llama, job: InferenceJob) -> InferenceResult:
         _write_logits(llama, job.sequences, job.logits)
     figures, trained_kl, change = _compare(llama, job) if job.tuned is not None else (None, None, None)
     sums, started = _losses(llama, job.scored), time.monotonic()
-    answers = _answers(llama, job.prompts)
+    answers = llama.greedy_together(job.prompts) if job.together else _answers(llama, job.prompts)
     return InferenceResult(
         facts=llama.facts(),
         plain=[llama.tokenize(text, add_special=False) for text in job.plain],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import NotInstalled, VerificationFailed, not_installed
 from skill_train.llama.gguf_header import bad_gguf
-from skill_train.llama.inference import VocabularyFacts
+from skill_train.llama.inference import Prompt, VocabularyFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +81,18 @@ class Llama:
             row = self.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
         return answer
 
+    def greedy_together(self, prompts: list[Prompt]) -> list[list[int]]:
+        """`greedy` for each prompt, each in a sequence of its own. A step reads all weights once for all of them."""
+        self.forget()
+        answers = [[int(self.read(one.ids, sequence=number)[0].argmax())] for number, one in enumerate(prompts)]
+        going = list(range(len(prompts)))
+        while going := [n for n in going if len(answers[n]) < prompts[n].most and not self.ends(answers[n][-1])]:
+            places = [len(prompts[n].ids) + len(answers[n]) - 1 for n in going]
+            rows = self._decode([answers[n][-1] for n in going], places, going, last=len(going))
+            for n, row in zip(going, rows, strict=True):
+                answers[n].append(int(row.argmax()))
+        return answers
+
     def ends(self, token: int) -> bool:
         """Whether a token ends an answer, as llama.cpp takes it."""
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
@@ -97,7 +109,9 @@ class Llama:
                 break
         return answer
 
-    def read(self, ids: list[int], position: int = 0, *, at_once: int = _CHUNK, last: int = 1) -> np.ndarray:
+    def read(
+        self, ids: list[int], position: int = 0, *, at_once: int = _CHUNK, last: int = 1, sequence: int = 0
+    ) -> np.ndarray:
         """Reads tokens, the first of them at this position. Returns logits [last, vocabulary] of the last ones."""
         import numpy as np
 
@@ -105,7 +119,8 @@ class Llama:
         for start in range(0, len(ids), at_once):
             chunk = ids[start : start + at_once]
             wanted = min(len(chunk), max(0, start + len(chunk) - first))
-            rows.append(self.decode(chunk, position + start, last=wanted).copy())
+            places = range(position + start, position + start + len(chunk))
+            rows.append(self._decode(chunk, places, [sequence] * len(chunk), last=wanted).copy())
         return np.concatenate(rows)
 
     def forget(self) -> None:
@@ -117,13 +132,17 @@ class Llama:
 
     def decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
         """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
+        return self._decode(ids, range(position, position + len(ids)), [0] * len(ids), last=last)
+
+    def _decode(self, ids: list[int], positions: Iterable[int], sequences: list[int], *, last: int) -> np.ndarray:
+        """`decode` of tokens, each at a place of its own in a sequence."""
         import numpy as np
 
         batch = self.api.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
-        for index, token in enumerate(ids):
-            batch.token[index], batch.pos[index] = token, position + index
-            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+        for index, (token, position, sequence) in enumerate(zip(ids, positions, sequences, strict=True)):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = index >= len(ids) - last
         status = self.api.llama_decode(self.context, batch)
         self.api.llama_batch_free(batch)
@@ -136,17 +155,25 @@ class Llama:
 
 
 @contextlib.contextmanager
-def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None = None) -> Iterator[Llama]:
+def loaded(
+    path: Path, *, context_tokens: int, threads: int, lora: Path | None = None, sequences: int = 1
+) -> Iterator[Llama]:
     """The model in a GGUF file, with the adapter in another one at full strength.
+
+    Args:
+        sequences: how many are in memory at a time, each of so many tokens.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
         VerificationFailed: llama.cpp refuses the file; `got` holds its last words.
     """
-    with loaded_model(path) as file, in_context(file, context_tokens=context_tokens, threads=threads) as llama:
-        if lora is not None:
-            _add_adapter(file, llama.context, lora)
-        yield llama
+    with loaded_model(path) as file:
+        parameters = _exact(_context_parameters(file, sequences * context_tokens, threads))
+        parameters.n_seq_max = sequences
+        with _opened(file, parameters) as llama:
+            if lora is not None:
+                _add_adapter(file, llama.context, lora)
+            yield llama
 
 
 @dataclass
@@ -240,13 +267,19 @@ def in_context(
     """
     parameters = _context_parameters(file, context_tokens, threads)
     if exact:
-        parameters.type_k = parameters.type_v = _GGML_TYPE_F32
-        parameters.flash_attn_type = _FLASH_ATTENTION_OFF
+        _exact(parameters)
     if on_node is not None:
         parameters.cb_eval = on_node
     parameters.n_batch = parameters.n_ubatch = at_once
     with _opened(file, parameters) as llama:
         yield llama
+
+
+def _exact(parameters: Any) -> Any:
+    parameters.type_k = parameters.type_v = _GGML_TYPE_F32
+    parameters.flash_attn_type = _FLASH_ATTENTION_OFF
+    parameters.n_batch = parameters.n_ubatch = _CHUNK
+    return parameters
 
 
 def _model_parameters(api: Any, gpu: bool, repacked: bool = False) -> Any:

@@ -119,6 +119,7 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
         context_tokens=max(map(len, prompts), default=0) + most + _ROOM,
         threads=max(1, physical_cores() // 2),
         prompts=[Prompt(ids, most) for ids in prompts],
+        together=True,
     )
     try:
         return Draft(gguf, inference.ask(job).answers)
