@@ -97,11 +97,14 @@ from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
-LAST_BYTES = 4 << 20
+LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
+# The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
 class ErrorWords(TypedDict):
+    """What is wrong, what was expected, what was there, what to do next."""
+
     code: str
     message: str
     expected: str
@@ -110,11 +113,15 @@ class ErrorWords(TypedDict):
 
 
 class Failure(TypedDict):
+    """`train.failed.json`, and the event of that name."""
+
     exit_code: int
     error: ErrorWords
 
 
 class Refused(Exception):
+    """An explained end of the program."""
+
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
     ) -> None:
@@ -137,6 +144,7 @@ def explanation(error: Exception) -> Refused | None:
             hint='pip install "skill-train[train]"',
         )
     number = error.errno if isinstance(error, OSError) else None
+    # torch and safetensors have their own words for a full disk. A limit of the size of files counts as one.
     own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
     is_full = any(words in text for words in own_words) and "open file failed" not in text
     if is_full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -147,6 +155,8 @@ def explanation(error: Exception) -> Refused | None:
             expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
+    # The words of gloo and NCCL. If the process that ended had had time to explain itself, its reason would have come
+    # first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
@@ -184,16 +194,19 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def first_line(error: BaseException) -> str:
+    """Of what an error says; the name of its class where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, according to Python, the system or torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):
@@ -203,12 +216,16 @@ def lacks_memory(error: BaseException) -> bool:
     limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
+    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
+    # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
 def linux_figure(file: str, field: str) -> int | None:
+    """A figure in a file of /proc: bytes in `self/limits`, KiB in `self/status`, where `self` is this process. None
+    without a limit, after the end of the process, or without Linux."""
     try:
         text = Path("/proc", file).read_text(encoding="utf-8")
     except OSError:
@@ -219,11 +236,14 @@ def linux_figure(file: str, field: str) -> int | None:
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
+    """Turns what transformers raises for a broken model into a `Refused`: each field of a config.json may raise another
+    class of error. Errors of the network, the disk, memory and GPUs are not changed."""
     try:
         yield
     except (OSError, ImportError):
         raise
     except Exception as error:
+        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
         of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
         if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
@@ -237,17 +257,19 @@ def readable(model: str) -> Iterator[None]:
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
             return
-        with suppress(OSError):
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
             write_json(record, refusal.failure)
     tell("failed", **refusal.failure)
 
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
     try:
         yield
     except Exception as error:
@@ -262,6 +284,7 @@ def run_id() -> str | None:
 
 
 def again() -> str:
+    """How to continue a run that ended. In a job, its folder has no name for the user."""
     if run_id() is None:
         return "skill-train local --resume --run-dir RUN"
     return "start the run again: it goes on from its newest kept checkpoint"
@@ -279,6 +302,7 @@ def wait_for_all() -> None:
 
 
 def any_process(own_answer: bool, device: Any) -> bool:
+    """Whether the answer of one of the processes is yes. Every process must call this."""
     import torch
     import torch.distributed as dist
 
@@ -290,11 +314,13 @@ def any_process(own_answer: bool, device: Any) -> bool:
 
 
 def event(name: str, /, **fields: Any) -> None:
+    """Writes an event that is the same for all processes. Only the main process writes it."""
     if is_main_process():
         tell(name, **fields)
 
 
 def tell(name: str, /, **fields: Any) -> None:
+    """Writes an event as one JSON line on stdout, in one call, because several processes write there."""
     try:
         sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
         sys.stdout.flush()
@@ -303,18 +329,21 @@ def tell(name: str, /, **fields: Any) -> None:
 
 
 def silence() -> None:
+    """Sends standard output to nowhere. Nobody reads it any more, and a failing write would end the training."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def peak_rss_bytes() -> int:
+    """The most memory that this process has had. On Linux this is not `ru_maxrss`, which starts with the parent's."""
     import resource
 
     peak = linux_figure("self/status", "VmHWM:")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
 def json_object(text: str | bytes) -> Any:
+    """The JSON object in a text in UTF-8. None if there is none, as in a text that a kill or a copy cut in two."""
     try:
         document = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -323,6 +352,7 @@ def json_object(text: str | bytes) -> Any:
 
 
 def number(value: Any) -> float | None:
+    """A finite float, or None: JSON has no NaN."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -345,6 +375,12 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def seek_cycles_seldom() -> None:
+    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
+
+    By default it looks after every 700 new objects, and imports and vocabularies make millions that stay. This took
+    `export-gguf` of 10 million weights and 152,000 tokens from 20.0 to 15.4 s of the processor (2026-11-26), and a
+    training of 2 steps of the demo's model from 10.2 to 8.1 s (2026-11-28).
+    """
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)
 
@@ -354,6 +390,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
+    """Writes the whole file or nothing: under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "wb") as file:
@@ -367,21 +404,25 @@ def write_whole(path: Path, content: bytes) -> None:
 # A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
     **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
     **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
 }
-VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read only where needed, because one takes half a second
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
+# Values take time and memory, not bytes: each takes 64 bytes or more in Python. 85 million empty objects in 256 MB took
+# 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
 BYTES_A_VALUE = 32
-MOST_MARKS = 8_000_000
-DEEPEST = 64
-MOST_DIGITS = 40
+MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
+DEEPEST = 64  # levels of nested lists and objects; the deepest published config has 6
+MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
-MOST_HEADER = 100_000_000
-MOST_AXES = 64
+MOST_HEADER = 100_000_000  # bytes, as safetensors allows
+MOST_AXES = 64  # of a tensor, as numpy allows
+# Bits of one number by dtype (safetensors 0.8, `Dtype`).
 ITEM_BITS = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -394,15 +435,17 @@ PARTS = ("text_config", "vision_config", "llm_config", "language_config", "think
 KINDS_OF_JSON = {
     list: "a list", str: "a text", int: "a number", float: "a number", bool: "a truth value", type(None): "null"
 }  # fmt: skip
+# Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
     r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
     r"|^num_labels$"
 )
-MANY, WIDE = 256, 1 << 18
-MOST_LAYERS, WIDEST = 10_000, 1 << 21
+MANY, WIDE = 256, 1 << 18  # always allowed, because so much is created in a moment
+MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
+# Keys in which transformers 5.23 accepts the name of code or of another file to load, with the values that are neither.
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
@@ -412,10 +455,14 @@ NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
 }
 
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do. It
+    looks for devices, pipes, links to elsewhere, files that are too large or no JSON, an index of other files than the
+    safetensors files of this folder, and a config that claims far more than these hold. Transformers would load an
+    adapter that lies beside a model without a word, and other programs would not."""
     check_files(folder)
     if all((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise Refused(
@@ -429,6 +476,7 @@ def check_model(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
+    """As `check_model`, for any folder of such files, such as an adapter or a tokenizer."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -446,6 +494,8 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` are allowed:
+    they have an effect only with trust_remote_code, which is off everywhere."""
     for holder in (value for _, value in nodes_in(document) if isinstance(value, dict)):
         for key, allowed in NAMES_OF_CODE.items():
             setting = holder.get(key)
@@ -461,6 +511,8 @@ def check_settings(document: Any, path: Path) -> None:
 
 
 def check_values(document: JsonObject, path: Path) -> None:
+    """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
+    a character. `model_max_length` may be 10**30, for "no limit"."""
     for key, value in nodes_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
@@ -469,6 +521,7 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
+    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
     if not isinstance(document.get("model_type", ""), str):
         raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
@@ -484,6 +537,8 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Refuses a config that claims far more layers, experts or columns than the weights hold, or, without weights, than
+    any published model has. A loader would create them all before it sees that their weights are missing."""
     if not (folder / "config.json").is_file():
         return
     for key, value in nodes_in(foreign_json(folder / "config.json")):
@@ -495,15 +550,18 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
-    if "window" in key:
+    """The largest value that a key of a config may have with these weights; None for a key that creates nothing."""
+    if "window" in key:  # Qwen 2 counts layers there that its small models do not have
         return None
     widest = max((size for shape in shapes.values() for size in shape), default=0)
-    if COUNTS.search(key):
+    if COUNTS.search(key):  # experts lie in a tensor each, or all in one
         return max(MANY, len(shapes), widest if "expert" in key else 0) if shapes else MOST_LAYERS
     return (max(WIDE, widest) if shapes else WIDEST) if SIZES.search(key) else None
 
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
+    """The shapes of the tensors in these files, by name; empty if a file is missing or broken, which the reader of its
+    weights reports. Empty tensors are left out, because they may claim any shape."""
     shapes: dict[str, list[int]] = {}
     for path in files:
         try:
@@ -523,10 +581,15 @@ class TensorEntry(TypedDict):
 class Header(NamedTuple):
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
-    data_start: int
+    data_start: int  # the byte of the file from which the offsets of the tensors count
 
 
 def safetensors_header(path: Path) -> Header:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
+
+    Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
+    end of the header to the end of the file.
+    """
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -548,6 +611,7 @@ def safetensors_header(path: Path) -> Header:
 
 
 def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
+    """Refuses tensors that do not fill these bytes exactly, each with the bytes that its dtype and shape need."""
     for name, entry in tensors.items():
         if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
@@ -568,6 +632,7 @@ def is_entry(entry: Any) -> bool:
 
 
 def are_sizes(values: Any, lengths: Container[int]) -> bool:
+    """Whether this is a list of such a length, of whole numbers that are not below zero."""
     is_list = isinstance(values, list) and len(values) in lengths
     return is_list and all(type(value) is int and value >= 0 for value in values)
 
@@ -581,6 +646,7 @@ def broken_model(message: str, expected: str, got: str, *, hint: str = "download
 
 
 def nodes_in(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a document, the outer before the inner, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
@@ -592,10 +658,13 @@ def nodes_in(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def block_hub_kernels() -> None:
+    """Hides the package `kernels`; call it before transformers is imported. With that package, transformers would fetch
+    compiled code from the Hub for a kind of attention, of experts or of quantization that a config names."""
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 def check_regular(path: Path, *, hint: str = "download the model again") -> None:
+    """Refuses a pipe, a device or a socket. A missing file is reported by its reader."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -607,6 +676,7 @@ def check_regular(path: Path, *, hint: str = "download the model again") -> None
 
 
 def check_file(path: Path, folder: Path) -> None:
+    """Refuses all but regular files of this folder, and links to files in it or in the `blobs` of its Hub cache."""
     check_regular(path)
     if not path.is_file():
         return
@@ -629,6 +699,7 @@ KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a devi
 
 
 def roots_of(folder: Path) -> list[Path]:
+    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the cache."""
     real = folder.resolve()
     cache = real.parent.parent
     in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
@@ -641,6 +712,7 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
+    """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as file:
         status = os.fstat(number)
@@ -650,6 +722,7 @@ def regular_file(path: Path, *, hint: str = "download the model again") -> Itera
 
 
 def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of a regular file."""
     with regular_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -658,6 +731,7 @@ def read_foreign(path: Path, most: int) -> bytes:
 
 
 def foreign_json(path: Path) -> Any:
+    """A JSON document that somebody else wrote. It must not have numbers of too many digits, nor be nested too deep."""
     most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
     content = read_foreign(path, most)
     if marks_in(content) > most // BYTES_A_VALUE:
@@ -672,6 +746,7 @@ def foreign_json(path: Path) -> Any:
 
 
 def marks_in(content: bytes) -> int:
+    """An upper limit for the number of values in a JSON document, counted before it is parsed."""
     return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
@@ -682,6 +757,7 @@ def whole_number(digits: str) -> int:
 
 
 def depth_of(document: Any) -> int:
+    """How deep lists and objects are nested, counted up to one more than `DEEPEST`."""
     level, depth = [document], 0
     while depth <= DEEPEST:
         level = [value for value in level if isinstance(value, (dict, list))]
@@ -698,6 +774,8 @@ def unsound(path: Path, why: str) -> Refused:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The files from which transformers loads the weights: the single one, or those that the index names. They may be
+    missing, but an index must not disagree with a single file."""
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
     names = sorted(set(weight_map(folder / INDEX).values()))
@@ -707,6 +785,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names: each a plain name of a safetensors file, no path and no pickle."""
     document = foreign_json(index)
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or not names:
@@ -728,6 +807,7 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of one file of a model, which is fetched if needed; None if the model does not have it."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -737,14 +817,17 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 # --- folders/base ---
 # The base as files: which of them belong to it, and its config.
 
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
+    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
+    from_pretrained (transformers 5.23)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -753,6 +836,8 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 
 def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+    `dtype` is torch's name of the new type of every weight; None if the types did not change."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
@@ -766,6 +851,9 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
 
 
 def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
+    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
+    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
+    which transformers takes then."""
     path = folder / "generation_config.json"
     if not ends:
         return []
@@ -784,6 +872,8 @@ def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
 
 
 def files_of_base(base: Path) -> list[Path]:
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
     files: list[Path] = []
     for root, folders, names in os.walk(base):
         folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
@@ -792,6 +882,7 @@ def files_of_base(base: Path) -> list[Path]:
 
 
 def is_other_work(folder: Path) -> bool:
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)
@@ -804,11 +895,12 @@ def goes_along(file: Path) -> bool:
         return False
     if file.suffix != ".json":
         return True
-    rows = _start(file).startswith(b"[") and name != "modules.json"
+    rows = _start(file).startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
     return not rows and not is_own_record(file)
 
 
 def is_own_record(file: Path) -> bool:
+    """Whether a JSON file is a record of a step of ours."""
     return b'"schema": "skill-train/' in _start(file)
 
 
@@ -822,10 +914,11 @@ def _start(file: Path) -> bytes:
 # last one.
 
 Taken = TypeVar("Taken")
-COMPLETE, DIGESTS = "complete.json", "sha256.json"
+COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size and the SHA-256 of each file
 
 
 def mark(checkpoint: Path) -> None:
+    """Writes what each file is, its size last: a checkpoint without that is torn."""
     for name in (COMPLETE, DIGESTS):
         (checkpoint / name).unlink(missing_ok=True)
     files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
@@ -835,6 +928,7 @@ def mark(checkpoint: Path) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
+    """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
     marker = checkpoint / COMPLETE
     if not marker.is_file():
         return False
@@ -846,16 +940,21 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def share_weights(folder: Path, like: Path) -> None:
+    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
+    them, so a run of a container's root could not be merged by its user."""
     for file in folder.glob("*.safetensors"):
-        with suppress(OSError):
+        with suppress(OSError):  # a file system without permissions
             file.chmod(like.stat().st_mode & 0o777)
 
 
 def without(path: Path) -> str:
+    """How to go on without a damaged file or checkpoint."""
     return f"move {shlex.quote(str(path))} away, then {again()}"
 
 
 def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
+    """What `take` finds in a JSON file that an earlier start wrote. `otherwise` is how to go on without the file, if it
+    is damaged."""
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -869,6 +968,7 @@ def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str)
 
 
 def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
     return sorted(checkpoints, key=step_of, reverse=True)
 
@@ -878,6 +978,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def stop_signals() -> list[int]:
+    """The signals that end a training at a checkpoint; under `nohup` not the closing of the terminal."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -889,6 +990,8 @@ def stop_signals() -> list[int]:
 
 
 class Recipe(TypedDict):
+    """What is trained. `skill_train.recipe.fields` holds the meaning of each field, and the defaults."""
+
     model: str
     revision: str | None
     data: str
@@ -933,6 +1036,8 @@ class Recipe(TypedDict):
 
 
 class Placement(TypedDict):
+    """Where and in which pieces the recipe is computed."""
+
     backend: str
     device: str
     dtype: str
@@ -950,6 +1055,8 @@ class Placement(TypedDict):
 
 
 class Policy(TypedDict):
+    """What the user decided that no training depends on."""
+
     sensitive: bool
     hub_model_id: str | None
     score: str | None
@@ -958,6 +1065,8 @@ class Policy(TypedDict):
 
 
 class Reason(TypedDict):
+    """Why a value is what it is, and where the rule comes from."""
+
     rule: str
     value: str
     because: str
@@ -965,12 +1074,16 @@ class Reason(TypedDict):
 
 
 class Launch(TypedDict):
+    """Arguments of `accelerate launch` and variables of the environment."""
+
     arguments: list[str]
     environment: dict[str, str]
     reasons: list[Reason]
 
 
 class Plan(TypedDict):
+    """`plan.json`, as far as the program reads it. `recipe` and `placement` must be there, with all their fields."""
+
     schema: str
     recipe: Recipe
     placement: Placement
@@ -982,20 +1095,26 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
+# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
+# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
 LOGITS_AT_ONCE = 16_000_000
+# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
-TUNED = {"lora": "adapter", "full": "merged"}
-HELD_OUT_ROWS = 200
-SAMPLE_ROWS = 32
-MEASURING, TRAINS = "measuring the model before training", "training"
+TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+HELD_OUT_ROWS = 200  # rows held out at most
+SAMPLE_ROWS = 32  # rows that train, kept in samples.jsonl
+MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+# Variables by which torchrun, accelerate and MPI tell a process which one it is, and accelerate how to compute.
 OF_LAUNCHERS = re.compile(
     r"(ACCELERATE|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG|TORCHELASTIC|PET|PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD)_.+"
     r"|((GROUP|ROLE|LOCAL)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|FORK_LAUNCHED"
 )
-SMALLER = "smaller_layout"
+SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
 
 def without_launchers(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment without those of another launch, such as ACCELERATE_MIXED_PRECISION=bf16 of the
+    user's shell: transformers (5.23) would train by it, whatever its arguments say. The plan holds all that counts."""
     return {name: value for name, value in variables.items() if not OF_LAUNCHERS.fullmatch(name)}
 
 
@@ -1005,10 +1124,13 @@ def forget_launchers() -> None:
 
 
 def held_out_count(rows: int, fraction: float) -> int:
+    """How many rows never train. Fewer than 20 all train: one row less would cost more than its loss shows."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
+    """The plan for another try of a training that ran out of memory, with its reason; None if a smaller layout would
+    not help. `stage` is the last one that it reported: before and after these two, no batch needs memory."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
@@ -1022,6 +1144,8 @@ def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | Non
 
 
 def smaller_layout(placement: Placement) -> Placement | None:
+    """The next layout in the planner's order that needs less memory: first recomputed activations, then fewer rows at a
+    time. Each step trains the same rows. None after the smallest layout."""
     if not placement["gradient_checkpointing"]:
         return placement | {"gradient_checkpointing": True}
     rows = placement["per_device_train_batch_size"]
@@ -1039,6 +1163,8 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
+    """Whether a training certainly ran out of memory. A killed one gave no reason, and anybody may have killed it.
+    `kills` is `kills_for_memory` from before the training."""
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
     now = kills_for_memory()
@@ -1046,10 +1172,12 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
+    """How many processes this computer has killed for memory since it started; None if the system hides it."""
     return linux_figure("vmstat", "oom_kill")
 
 
 def last_stage(output: str) -> str | None:
+    """The last stage that a training reported in its output, in which libraries write too."""
     for line in reversed(output.splitlines()):
         if line.startswith('{"event": "stage"'):
             with suppress(ValueError, KeyError):
@@ -1065,9 +1193,12 @@ def second_try_message(plan: Plan) -> str:
 # --- chat/chosen ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
+# torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
+# Columns in which a row is called bad; the last is LLaMA-Factory's.
 VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
 ROW_MARKS = {*ANSWER_KEYS, *MESSAGE_KEYS, *VERDICTS}
 NOTHING_LEFT = "nothing is left to learn from"
@@ -1075,6 +1206,8 @@ YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 
 def is_left_out(message: Any) -> bool:
+    """Whether the author of an answer leaves it out of the training. Keys that cannot be followed, or that contradict
+    each other, are refused."""
     is_answer = message["role"] == "assistant"
     if is_answer and message.get("mask") is not None:
         raise cannot(message, ["mask"], "may mean that it trains, or that it does not")
@@ -1096,6 +1229,8 @@ def is_left_out(message: Any) -> bool:
 
 
 def marks(name: str, row: Any) -> list[bool]:
+    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train.
+    Empty for another column. A `label` of 0 is a verdict in the columns of KTO, and else may be a class."""
     words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
@@ -1105,6 +1240,7 @@ def marks(name: str, row: Any) -> list[bool]:
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
+    """The refusal of a conversation whose answers are all left out; None where it has none."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None
@@ -1131,19 +1267,22 @@ def cannot(message: Any, keys: list[str], why: str) -> Refused:
 # --- chat/pairs ---
 # A prompt and its completion as messages: which texts hold them, and a prompt that the completion repeats.
 
-TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")
+TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
 ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assistant|tool)["']""")
 
 
 def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
+    """Which sides are texts of turns. One alone may be another text that begins like them, so it is whole."""
     like = [side if isinstance(side, str) and TURNS.match(side) else "" for side in pair]
     return [all(like) or (text.rstrip()[-1:] == "]" and bool(ROLE_KEY.search(text))) for text in like]
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
+    count, nor which of both has the system message."""
     (first, asked), (other, said) = without_system(prompt), without_system(completion)
     whole, begun = [*(other and first), *asked], [*(first and other), *said[: len(asked)]]
-    asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt
+    asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
     if asks and list(map(compared, whole)) == list(map(compared, begun)):
         return [*(first or other), *asked], said[len(asked) :]
     if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
@@ -1174,56 +1313,76 @@ def compared(message: Any) -> Any:
 
 
 # --- examples ---
-# Examples: what a row becomes.
+# Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
 
+# A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
-PAIRS = ("prompt_completion", "question_answer")
-BARE = ("prompt_completion", "completion")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-CALLS = ("tool_calls", "function_call", "function_calls")
+PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
+BARE = ("prompt_completion", "completion")  # texts joined as they stand
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
+CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
-MEND = "correct or remove it; rows are never dropped silently"
+MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
 
 class Message(TypedDict):
+    """A message of a chat. Its other keys stay for the template, such as `name` and `reasoning_content`."""
+
     role: str
     content: str
     tool_calls: NotRequired[Any]
 
 
 class Example(TypedDict):
+    """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
+    and `completion`, or a `text`."""
+
     kind: Literal["chat", "completion", "text"]
     messages: NotRequired[list[Message]]
     tools: NotRequired[list[Any] | None]
-    trained_messages: NotRequired[list[int]]
+    trained_messages: NotRequired[list[int]]  # the indices of the answers that train
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
-    without_template: NotRequired[bool]
+    without_template: NotRequired[bool]  # the recipe asks for bare text; only set if the model has a chat template
 
 
 class Tokens(TypedDict):
+    """A row as the model is fed it: ids, and labels, which are `IGNORED` for ids that do not train."""
+
     input_ids: list[int]
     labels: list[int]
 
 
 class Pictured(TypedDict, total=False):
-    images: list[Any]
-    image_sha256: list[str]
+    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order."""
+
+    images: list[Any]  # where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run
+    image_sha256: list[str]  # of their files
 
 
 class EncodedRow(Example, Pictured, Tokens):
-    row: int
-    line: int
-    rendered: str
-    truncated: bool
-    full_length: int
+    """A line of `samples.jsonl` and `held_out.jsonl`."""
+
+    row: int  # its number in the data, from 0
+    line: int  # in its file
+    rendered: str  # the text that the template writes
+    truncated: bool  # it was longer than max_length
+    full_length: int  # in tokens
 
 
 def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
+    """One row as the model is to learn it.
+
+    Args:
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` or
+            `prompt_completion`, whose texts are joined unchanged; or `text`.
+        columns: the dataset's name of each column, by the format's name.
+    """
+
     def value(name: str) -> Any:
         return row.get(columns[name]) if name in columns else None
 
@@ -1255,6 +1414,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
 
 
 def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
+    """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
     if says(value("input")):
@@ -1263,6 +1423,7 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
 
 
+# Roles that answer a call of the assistant, by the names that templates know. Such an answer may be empty.
 TOOLS = ("tool", "function", "ipython", "observation", "environment")
 ROLES = ("system", "developer", "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
@@ -1272,10 +1433,13 @@ SHAREGPT_ROLES = {
 
 
 def says(value: Any) -> bool:
+    """Whether an optional column of a row holds anything but blanks."""
     return bool(value.strip() if isinstance(value, str) else value)
 
 
 def with_system(messages: Any, text: Any) -> Any:
+    """The messages after a system message of this text, where there is one and they do not begin with it already.
+    Empty system messages are none, like an empty cell."""
     if not isinstance(messages, list):
         return messages
     messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
@@ -1286,11 +1450,13 @@ def with_system(messages: Any, text: Any) -> Any:
 
 
 def is_silent(role: Any, message: Row) -> bool:
+    """Whether a message is the system's and says nothing, neither in its text nor beside it."""
     others = (value for name, value in message.items() if name not in ("role", "from"))
     return role in ("system", "developer") and not any(map(says, others))
 
 
 def speaker_of(turn: Row) -> str | None:
+    """The role of a turn of ShareGPT; None for an unknown one."""
     return SHAREGPT_ROLES.get(str(turn.get("from")).lower())
 
 
@@ -1312,6 +1478,7 @@ def from_sharegpt(turns: Any) -> list[Message]:
 
 
 def as_messages(value: Any, role: str, name: str) -> list[Any]:
+    """The messages of a row unchanged, or its text as one message."""
     if isinstance(value, list):
         return value
     return [{"role": role, "content": text_of(value, name)}]
@@ -1324,26 +1491,33 @@ PICTURES = (
 SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
 FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
 MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
+# A file name alone, or a path or an address, with or without spaces. A sentence that ends with a file name is neither.
+# An address may name the kind of picture in its parameters.
 MEDIA_NAME = re.compile(
     rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
     re.IGNORECASE,
 )
 MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
-MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
 MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
 MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
+# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
 MEDIA_MAGIC = re.compile(
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
     rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
     re.DOTALL,
 )
+# Marks of vision and audio models: of Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek and MiniCPM.
 MEDIA_MARK = re.compile(
     r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
     r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
     r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
     re.IGNORECASE,
 )
+# Bare tags, such as those of LLaVA, at an end of a text or of a line, and other brackets at an end of a text. HTML
+# closes such a tag.
 TAGGED = "(?:image|img|photo|video|audio|speech)"
+# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
 IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
 MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
 BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
@@ -1351,6 +1525,8 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
+    """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
+    text. None for a text. An `answer` may be the bare name of a file."""
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
@@ -1376,6 +1552,7 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
 
 
 def media_mark(text: str) -> str | None:
+    """The mark that stands for a picture, sound or film in this text; None if there is none."""
     mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
     if mark is None and "<" in text and "</" not in text:
         mark = MEDIA_TAG.search(text)
@@ -1385,6 +1562,7 @@ def media_mark(text: str) -> str | None:
 
 
 def base64_start(text: str) -> bytes:
+    """The first 24 bytes of a file as base64, in either alphabet."""
     return base64.urlsafe_b64decode(text[:32].replace("+", "-").replace("/", "_"))
 
 
@@ -1427,6 +1605,8 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
+    """A conversation of well-formed messages. Its first `prompt_messages` messages never train, nor do the answers that
+    a key leaves out, such as OpenAI's `weight` of 0."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
@@ -1434,12 +1614,13 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
         raise all_left_out(cleaned[prompt_messages:]) or no_answer(cleaned)
-    if isinstance(tools, str):
+    if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
         tools = list_of(tools, "tools")
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
 
 
 def list_of(value: Any, name: str) -> list[Any]:
+    """A list of tools or of calls, or what a JSON text says of them."""
     read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
         raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
@@ -1447,6 +1628,7 @@ def list_of(value: Any, name: str) -> list[Any]:
 
 
 def json_value(text: str, name: str) -> Any:
+    """What a JSON text in a row says."""
     try:
         return json.loads(text, object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
@@ -1457,6 +1639,8 @@ def json_value(text: str, name: str) -> Any:
 
 
 def checked_call(call: Any) -> Any:
+    """A call whose arguments are an object, or JSON text of one. Without them, or with a blank text, it has none, as
+    for vLLM."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -1473,12 +1657,15 @@ def checked_call(call: Any) -> Any:
 
 
 def turns_of(value: Any, name: str) -> Any:
+    """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
     return json_value(value, name) if isinstance(value, str) and value.strip() else value
 
 
 def checked_message(message: Any) -> Any:
+    """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_row("a message has no role", '{"role", "content"}', repr(message))
+    # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in message:
         message["tool_calls"] = list(map(checked_call, list_of(message["tool_calls"], "tool_calls")))
@@ -1487,7 +1674,7 @@ def checked_message(message: Any) -> Any:
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
-            if not mentions_media(str(part["type"])):
+            if not mentions_media(str(part["type"])):  # such as thinking, tool_use and refusal
                 raise bad_row(f"a part of type {part['type']!r} is not read", "parts of type text", repr(part))
             require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
@@ -1497,13 +1684,14 @@ def checked_message(message: Any) -> Any:
     if not isinstance(content, str) or not (text or any(map(message.get, CALLS)) or message["role"] in TOOLS):
         found = f"has {content!r} and not text" if isinstance(content, (int, float)) else "has no text"
         raise bad_row(f"the {message['role']} message {found}", got=repr(message))
-    if not is_unicode({key: value for key, value in message.items() if key != "content"}):
+    if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
         raise bad_row(half, "text in Unicode", repr(message))
     return {**message, "content": content}
 
 
 def no_answer(messages: list[Message]) -> Refused:
+    """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
         return bad_row("a conversation has no assistant message to learn from", got=repr(messages))
@@ -1525,6 +1713,7 @@ class RepeatedKey(ValueError):
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
+    """A JSON object, as the `object_pairs_hook` of `json`."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise RepeatedKey(repeated_in(pairs))
@@ -1541,12 +1730,14 @@ def repeated_key(where: str, key: str) -> Refused:
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:
+    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
             raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
+# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
 MEDIA_WORDS = (
     "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
     "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
@@ -1558,18 +1749,20 @@ MEDIA_COLUMN = re.compile(
     rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
     r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
 )
-MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"
+MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"  # compiled when it is asked for: that takes 4 ms
 MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
-SENTENCE_WORDS = 3
+SENTENCE_WORDS = 3  # words
 
 
 @lru_cache(maxsize=4096)
 def names_media(column: str) -> bool:
+    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
     return MEDIA_COLUMN.fullmatch("_".join(words_of_name(column))) is not None
 
 
 @lru_cache(maxsize=4096)
 def mentions_media(column: str) -> bool:
+    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
     return any(re.fullmatch(MEDIA_WORD, word) for word in words_of_name(column))
 
 
@@ -1579,6 +1772,7 @@ def words_of_name(column: str) -> list[str]:
 
 
 def is_media(column: str, value: Any) -> bool:
+    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
     if media_in(value) is not None:
         return True
     if isinstance(value, str) and MEDIA_PATH.fullmatch(value.strip()) and mentions_media(column):
@@ -1587,7 +1781,7 @@ def is_media(column: str, value: Any) -> bool:
         return False
     if isinstance(value, dict):
         return any(each is not None for each in value.values())
-    if isinstance(value, str):
+    if isinstance(value, str):  # a sentence about a picture is text
         return len(value.split()) < SENTENCE_WORDS and (value.isascii() or len(value) < 12)
     return True
 
@@ -1611,6 +1805,7 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
+# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
@@ -1633,12 +1828,20 @@ def text_of_json(value: Any) -> str:
 
 
 def with_json_values(value: Any) -> Any:
+    """Arguments with JSON text for each value that Python writes in another way."""
     if isinstance(value, str):
         return value
     return {name: each if str(each) == text_of_json(each) else text_of_json(each) for name, each in value.items()}
 
 
 def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
+    """The messages with the arguments of their calls as a template takes them, and what to tell of that.
+
+    In the rows they are objects, or JSON text as in OpenAI's format. A template that joins a text gets it, any other
+    the object; one that writes objects or values as Python does gets JSON text. The example keeps it: whoever renders
+    the row again gets the same text.
+    """
+
     def probed(change: Callable[[Any], Any]) -> str | None:
         return render(with_arguments(messages, lambda _: change(PROBE)))
 
@@ -1659,12 +1862,14 @@ def as_taken(messages: list[Message], render: Callable[[list[Message]], str | No
 
 
 def in_json(text: str) -> str:
+    """A text with JSON in place of what Python writes of the probe."""
     for value in (PROBE, {"a": None}):
         text = text.replace(str(value), text_of_json(value))
     return PYTHON_WORD.sub(lambda found: found[1] + ("true" if found[2] == "True" else "null"), text)
 
 
 def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
+    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
     values = [tools, *(message.get(name) for message in messages for name in CALLS)]
     own = "\n".join(message["content"] for message in messages)
     for each in values if "{'" in rendered or "['" in rendered else ():
@@ -1676,6 +1881,7 @@ def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str
 
 
 def thoughts_of(message: Message) -> list[str]:
+    """The thoughts of an answer: beside its text, or in it."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
@@ -1683,6 +1889,7 @@ def thoughts_of(message: Message) -> list[str]:
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
+    """What to tell of answers whose thoughts do not stand in the text."""
     for message in messages:
         thoughts = thoughts_of(message) if message["role"] == "assistant" else []
         if thoughts and not any(thought in rendered for thought in thoughts):
@@ -1690,6 +1897,8 @@ def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
+    """The message without all of its calls, without its last one, and without those of OpenAI's older format and
+    OLMo's; each with a call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
@@ -1707,8 +1916,9 @@ def name_of_call(call: Any) -> str:
 
 
 # --- chat/typed ---
-# Control tokens in the text of a message.
+# Control tokens in the text of a message. A tokenizer reads a typed `<|im_end|>` as the token that ends a turn.
 
+# Tokens that answers rightly have in their texts: around thoughts, calls of tools and their answers.
 WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE)
 TYPED_INSIDE = (
     "have control tokens of the model in the text of a message (the first: {}), which the tokenizer reads as the token "
@@ -1721,18 +1931,20 @@ TYPED_AT_END = (
 
 
 def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] | None:
+    """The added tokens of a tokenizer that stand in this text. DeepSeek's `<｜User｜>` is not special."""
     marks = {token.content for token in added if token.special or token.content[:1] in ("<", "[")}
     found = {mark for mark in marks if mark.strip() and mark in around_turns and not WITHIN_ANSWERS.search(mark)}
     return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
 
 
 def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """What to tell of a row with control tokens in its texts, or only at the end of its answers, and its first one."""
     inside, ended = list[str](), list[str]()
     for message in messages:
         found = list(tokens.finditer(message["content"]))
         if found and message["role"] == "assistant" and found[-1].end() == len(message["content"].rstrip()):
             ended.append(f", {found.pop().group()!r}")
-        if len(message) > 2:
+        if len(message) > 2:  # its thoughts and calls
             found += tokens.finditer(json.dumps({**message, "content": ""}, ensure_ascii=False, default=str))
         inside += [f", {match.group()!r} in a text of {message['role']}" for match in found]
     if inside:
@@ -1744,19 +1956,23 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
 # --- chat/told ---
 # What is told of rows by their number: what is trained as it stands, though its author hardly meant it so.
 
+# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
+# `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
+# What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
 TURN_MARK = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
+# Of answers fewer: documents have such lines, and thoughts such marks.
 MARK_IN_ANSWER = re.compile(
     r"(?:<\|(?:im_end|eo[mt]_id|eot|end|endoftext|end_of_text)\|>|<｜[^<>｜\s]+｜>|<end_of_turn>|</s>|<eos>)\s*\Z"
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
     re.MULTILINE,
 )
-PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)
+PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
@@ -1769,12 +1985,13 @@ PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
     "that is meant in its place"
 )
+# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
     "have a text in a key that the chat template does not write (the first: {}): the content needs it, if answers do"
 )
-MOSTLY = (PYTHON_ANSWERS,)
+MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
@@ -1783,22 +2000,29 @@ TOOLS_TWICE = (
 
 
 class ToldRows:
+    """The rows of which something is told: for each note the places."""
+
     def __init__(self, *notes: str) -> None:
+        """`notes` are told in this order, others as they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.looked = 0
+        self.looked = 0  # at so many rows
 
     def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+        """`found`: notes about a row, and what stands there."""
         self.looked += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
+        """What to tell of them, where `count` rows were looked at."""
         rare = {note for note, places in self.places.items() if len(places) < (count / 2 if note in MOSTLY else 1)}
         told = {note: places for note, places in self.places.items() if note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
 def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
+    are the model's tokens, of which `typed` tells."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
     if marked is not None:
@@ -1812,6 +2036,7 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
     column = row.get(columns.get("question", columns.get("instruction", "")))
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
+    # A message may be about a mark, so there it begins with one.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
@@ -1842,16 +2067,22 @@ def names_of_tools(tools: Any) -> list[str]:
 
 
 def is_described(names: list[str], text: str) -> bool:
+    """Whether a text has each of these tools as JSON, or as Python writes it."""
     return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
 
 
 # --- chat/labels ---
 # What of an encoded row is trained: its labels.
 
-IGNORED = -100
+IGNORED = -100  # the label of a token that is read and not trained
 
 
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
+    """The ids of the tokens with a part inside a span, and `IGNORED` for others.
+
+    Some tokenizers leave spaces out of their offsets, so that a token begins where the one before it ends. An added
+    token may take the spaces behind it, as Phi-3's `<|assistant|>` does: it belongs to the prompt all the same.
+    """
     labels, ends = list[int](), accumulate((end for _, end in offsets), max, initial=0)
     for token, (first, end), before in zip(ids, offsets, ends, strict=False):
         start = min(first, before)
@@ -1862,16 +2093,19 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
 
 
 def first_trained_text(text: str, labels: list[int], offsets: Any, start: int) -> str:
+    """The text of the first trained token if it begins before `start`, where the answer does; else empty."""
     place = next((i for i, label in enumerate(labels) if label != IGNORED), 0)
     begin = min(offsets[place][0], offsets[place - 1][1]) if place else start
     return text[begin : offsets[place][1]] if begin < start else ""
 
 
 def trained_tokens(row: Tokens) -> int:
+    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
 def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
     text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
     for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
         decoded = tokenizer.decode([token for token, _ in piece])
@@ -1880,6 +2114,8 @@ def marked_text(tokenizer: Any, row: Tokens) -> str:
 
 
 def fed_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
     digest = hashlib.sha256()
     for row in rows:
         for values in (row["input_ids"], row["labels"]):
@@ -1890,6 +2126,7 @@ def fed_digest(rows: Any) -> str:
 
 
 def system_digest(rows: Any) -> str:
+    """SHA-256 of the system message with which every row begins; empty if there is no such one."""
     firsts = [(row.get("messages") or [{}])[0] for row in rows]
     texts = {json.dumps(first.get("content") if first.get("role") == "system" else None) for first in firsts}
     text = json.loads(texts.pop()) if len(texts) == 1 else None
@@ -1899,13 +2136,17 @@ def system_digest(rows: Any) -> str:
 # --- parquet ---
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
+# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
+# `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
-BATCH_BYTES = 32_000_000
+BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
 PIECE_BYTES = 1 << 20
-VALUE_BYTES = 100
+VALUE_BYTES = 100  # of a value in Python, beside its text
+# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20
+DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
 
 
 def most_in_all(size: int) -> int:
@@ -1927,6 +2168,8 @@ def too_much(path: Any, size: int, contents: str) -> Refused:
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
+    """The rows of a Parquet file, in batches that are small enough in memory. Its footer, and the headers of its pages,
+    must not claim more than a file of this size may hold."""
     from pyarrow import parquet
 
     with open(path, "rb") as raw:
@@ -1945,33 +2188,41 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
                 raise too_much(path, size, f"{page:,} bytes in one page of each column")
             if parts * VALUE_BYTES > most_in_all(size):
                 raise too_much(path, size, f"{parts:,} parts of rows")
+            # One row may hold the parts of all rows, and each part may be the longest text.
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
             rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
+            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
 
 
 def mean_row(group: Group) -> int:
+    """Bytes of a row in a file, by its footer. Pictures make it large."""
     return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
 
 
 def in_pieces(groups: list[Group]) -> dict[str, Any]:
+    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
+    group, which with pictures may be gigabytes."""
     large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
     return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
 
 class Chunk(NamedTuple):
+    """One column of one row group, as the footer describes it."""
+
     kind: int
     codec: int
     values: int
     unpacked: int
     packed: int
     data_at: int
-    dictionary_at: int
+    dictionary_at: int  # 0: none
 
     @property
     def numbered(self) -> bool:
+        """Whether its texts are in a dictionary."""
         return self.kind == TEXTS and self.dictionary_at > 0
 
 
@@ -1981,6 +2232,7 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
+    """The row groups of a Parquet file, read without pyarrow (26), which crashes on a footer that it does not know."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -2001,6 +2253,7 @@ def chunk_of(fields: dict[int, Any]) -> Chunk:
 
 
 def check_footer(groups: list[Group], path: Path, size: int) -> None:
+    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
     rows = sum(group.rows for group in groups)
     if rows * VALUE_BYTES > most_in_all(size):
         raise too_much(path, size, f"{rows:,} rows")
@@ -2010,12 +2263,14 @@ def check_footer(groups: list[Group], path: Path, size: int) -> None:
 
 
 class Column:
+    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
+
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
         self.numbered = chunk.numbered
-        self.page = 0
+        self.page = 0  # bytes of the largest page
         self.values = 0
-        self.width = 8
+        self.width = 8  # most bytes of one value, which may be stored outside its page
         for page in pages(raw, chunk):
             self.page = max(self.page, page.unpacked)
             if page.kind == DICTIONARY_PAGE:
@@ -2029,15 +2284,18 @@ class Column:
 
 
 class Page(NamedTuple):
+    """A page as its header describes it."""
+
     kind: int
-    at: int
-    packed: int
+    at: int  # where its bytes begin
+    packed: int  # bytes
     unpacked: int
     values: int
     encoding: int
 
 
 def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Each page that pyarrow would read."""
     at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
     end, values_read = at + chunk.packed, 0
     while at < end and values_read < chunk.values:
@@ -2053,6 +2311,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
 
 
 def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
+    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
     import pyarrow
 
     if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
@@ -2072,7 +2331,8 @@ def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
 
 
 def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    for most in (1 << 14, 1 << 24):
+    """The header of a page, by field number, and its length."""
+    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
         raw.seek(at)
         try:
             return thrift_struct(raw.read(most), 0)
@@ -2082,6 +2342,7 @@ def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -2091,15 +2352,15 @@ def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):
+    if kind in (1, 2):  # true, false
         return kind == 1, at
     if kind == 3:
         return data[at], at + 1
     if kind in (4, 5, 6):
         return thrift_number(data, at)
-    if kind == 7:
+    if kind == 7:  # a float
         return None, at + 8
-    if kind == 8:
+    if kind == 8:  # bytes; their length has no sign
         length, at = thrift_varint(data, at)
         return data[at : at + length], at + length
     if kind in (9, 10):
@@ -2134,6 +2395,8 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
+    """Batches of Arrow that are small enough as rows of Python too. One row, and all rows so far, must not be larger
+    than a file of this size may hold."""
     total = 0
     for batch in batches:
         for part, weight in small_parts(batch, most_at_once(size)):
@@ -2146,6 +2409,7 @@ def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
 
 
 def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
     weight = sum(python_bytes(column) for column in batch.columns)
     if weight <= most or batch.num_rows < 2:
         yield batch, weight
@@ -2156,6 +2420,7 @@ def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
 
 
 def python_bytes(array: Any) -> int:
+    """About the number of bytes that its values take in Python."""
     import pyarrow
     from pyarrow import compute
 
@@ -2164,7 +2429,7 @@ def python_bytes(array: Any) -> int:
         return python_bytes(array.storage)
     if pyarrow.types.is_struct(kind):
         return own + sum(map(python_bytes, array.flatten()))
-    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
         return own + python_bytes(array.flatten())
     if not pyarrow.types.is_dictionary(kind):
         return own + int(array.nbytes)
@@ -2173,12 +2438,15 @@ def python_bytes(array: Any) -> int:
 
 
 def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
+    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
     for row in rows:
         yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
+    """A function that turns a value of this type into what was written; None if it is that already."""
     import pyarrow
 
     types = pyarrow.types
@@ -2192,7 +2460,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
     fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
 
     def read(value: Any) -> Any:
-        if not isinstance(value, dict):
+        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
             return value
         return {
             name: field(part) if (field := fields.get(name)) else part
@@ -2204,22 +2472,26 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
 
 def json_in_column(text: Any) -> Any:
+    """The value of a column of JSON; null stays."""
     return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
     loaded.info.features = type(loaded.features)(as_stored(loaded.features))
     return loaded
 
 
-DECODED = ("Image", "Audio", "Video", "Pdf")
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
 
 
 def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
     if isinstance(feature, dict):
         return {name: as_stored(part) for name, part in feature.items()}
     if isinstance(feature, list):
@@ -2239,6 +2511,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
+    """A JSON object beside the rows."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -2249,6 +2522,7 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
+    """Refuses a folder with too many rows, or with compressed ones, which `datasets` does not write."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -2267,19 +2541,23 @@ def check_arrow(folder: Path) -> None:
 
 
 def arrow_files(folder: Path) -> Iterator[Path]:
+    """The data files that `datasets` will open, whatever their names."""
     saved_json(folder / INFO)
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
         name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
             check_regular(path, hint=SAVE_AGAIN)
             yield path
 
 
 def record_batch(message: Any) -> dict[int, int]:
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3). pyarrow shows neither
+    before it has unpacked the batch. In Arrow's table of FlatBuffers field 2 of a message is the batch."""
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
+        """The position of each field of a table."""
         places = table - struct.unpack_from("<i", data, table)[0]
         (length,) = struct.unpack_from("<H", data, places)
         offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
@@ -2297,6 +2575,7 @@ def record_batch(message: Any) -> dict[int, int]:
 
 
 def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a Parquet file, numbered from 1."""
     import pyarrow.parquet
 
     number = 0
@@ -2311,6 +2590,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
+    # Text that is not UTF-8, a year 99999, text that is not JSON.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         message = f"{path} cannot be read as Parquet: {first_line(error)}"
         raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
@@ -2318,36 +2598,47 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 # --- pictures/beside ---
 # Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
+#
+# A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
+# brought to the cache of huggingface_hub, at one commit. The paths in its rows begin in its folder.
 
-HUB_FOLDER = "datasets--"
-ROWS_AHEAD, FILES_AT_ONCE = 64, 8
-NAME_CHARACTERS = 1024
+HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
+ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
+NAME_CHARACTERS = 1024  # a longer text in a row names no file
+# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
+# another that ends so, names a file beside the table.
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFile(NamedTuple):
+    """A file of rows in a dataset on the Hub."""
+
     dataset: str
     commit: str
-    name: str
+    name: str  # its path in the repository
 
     def __str__(self) -> str:
         return rows_named(self.dataset, self.name)
 
     @property
     def root(self) -> Path:
+        """The files of this commit in the cache of huggingface_hub."""
         return cache_of(self.dataset) / "snapshots" / self.commit
 
     @property
     def folder(self) -> Path:
+        """Where the paths of its pictures begin."""
         return (self.root / self.name).parent
 
     def beside(self, text: str) -> str:
+        """The name in the repository of what a text in a row names, if it names a file."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
 
 
 def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
+    """The file of rows that a recipe names. It needs a commit, and lies in the repository."""
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
             f"{name[:200]} is not a file of a commit of {dataset}",
@@ -2360,14 +2651,19 @@ def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
 
 
 def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in a repository, written in the usual way."""
     return name == posixpath.normpath(name) and not name.startswith(("/", "..")) and "\\" not in name and name != "."
 
 
 def rows_named(data: str, file: str | None) -> str:
+    """The rows in words: `rows.jsonl`, or `train.jsonl in owner/name`."""
     return data if file is None else f"{file} in {data}"
 
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
+    """The folder where the paths of pictures begin, and which they may not leave: that of the data, or of the file to
+    which a link leads. For data on the Hub it lies in the cache: the folder of the file of rows, or of the dataset.
+    `file` and `commit` are `data_file` and `data_revision` of the recipe."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -2377,20 +2673,26 @@ def picture_folder(data: str, file: str | None = None, commit: str | None = None
 
 
 def cache_of(dataset: str) -> Path:
+    """The folder of a dataset in the cache of huggingface_hub."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{dataset.replace('/', '--')}"
 
 
 def hub_cache_of(folder: Path) -> Path | None:
+    """The folder of the whole dataset in the cache of huggingface_hub, whose files are links to others in `blobs`, for
+    the folder of a file of rows in it. None for a folder of the user."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
 
-Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")
+# --- A file of rows on the Hub ---
+
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
+    """The rows, once the files of the repository that they name lie in the cache. Only a few rows are held at once."""
     while ahead := list(islice(rows, ROWS_AHEAD)):
         texts = {text for each in ahead for _, text in nodes_in(each[1]) if isinstance(text, str)}
         named = {file.beside(text) for text in texts if 0 < len(text) < NAME_CHARACTERS}
@@ -2400,6 +2702,7 @@ def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
 
 @lru_cache(maxsize=1)
 def files_at(file: HubFile) -> frozenset[str]:
+    """The names of all files in the repository."""
     from huggingface_hub import HfApi
 
     with explained_hub(file):
@@ -2408,7 +2711,8 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+    """Brings files of the repository to the cache. Those that lie there cost no request."""
+    from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
 
     from huggingface_hub import hf_hub_download
 
@@ -2422,12 +2726,14 @@ def bring_files(file: HubFile, names: Iterable[str]) -> None:
 
 
 def brought_file(file: HubFile) -> Path:
+    """The file of rows in the cache."""
     bring_files(file, [file.name])
     return file.root / file.name
 
 
 @contextmanager
 def explained_hub(file: HubFile) -> Iterator[None]:
+    """Turns what huggingface_hub raises into a `Refused`."""
     from huggingface_hub import errors
 
     gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
@@ -2459,6 +2765,7 @@ def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_cod
 
 @contextmanager
 def named_as(path: Path, name: str) -> Iterator[None]:
+    """Refusals name a file in the cache as the user does."""
     try:
         yield
     except Refused as refusal:
@@ -2473,7 +2780,12 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
     refusal.args = (words["message"],)
 
 
+# --- A folder of pictures with a table ---
+
+
 def picture_table(folder: Path, split: str) -> Path | None:
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
+    another folder. Several tables are refused, because one would be read without a word."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -2495,6 +2807,8 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
+    """A row of the table with its names of files as seen from the folder. It may not name a picture for `file_name` and
+    another for `image`: `datasets` calls both `image`."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
@@ -2508,6 +2822,8 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
+    """A value of the table, where `below` is its folder. A name without the ending of a picture could be a text: if its
+    file is a picture, it becomes what `datasets` makes of every name."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):
@@ -2520,23 +2836,28 @@ def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
 
 
 def is_picture_file(path: Path) -> bool:
+    """Whether it is a file that begins as pictures do."""
     try:
-        if not path.is_file():
+        if not path.is_file():  # to open a pipe would wait
             return False
         with open(path, "rb") as file:
             return MEDIA_MAGIC.match(file.read(24)) is not None
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # a name that no file can have
         return False
 
 
 # --- pictures/decode ---
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
+#
+# Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
 
+# Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]
 
-PICTURE_BYTES = 100_000_000
-PICTURE_PIXELS = 100_000_000
-PICTURE_RATIO = 200
+PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
+PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
+PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
+# What Pillow may open. Some others are not pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
@@ -2557,11 +2878,15 @@ def require_pillow() -> None:
 
 
 class PictureSize(NamedTuple):
+    """Pixels of an upright picture."""
+
     width: int
     height: int
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
+    """The picture, upright, as a PIL image in RGB. What is transparent becomes white. Refuses what is no picture, too
+    large, too narrow, animated or broken. Paths lie in the `folder` of the dataset; without one they are refused."""
     from PIL import ImageOps
 
     with opened_picture(source, folder) as (image, _):
@@ -2570,17 +2895,21 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
 
 
 def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
+    """Its size once it is upright, from the header of the file. The pixels are not decoded, so they may be broken."""
     with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
 
 def upright_size(image: Any) -> PictureSize:
+    """The size of a PIL image once it is upright."""
     width, height = image.size
     on_its_side = orientation(image) in (5, 6, 7, 8)
     return PictureSize(height, width) if on_its_side else PictureSize(width, height)
 
 
 def orientation(image: Any) -> int:
+    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
+    count: Pillow's own method decodes the file for it."""
     from PIL import Image
 
     value = Image.Image.getexif(image).get(0x0112)
@@ -2588,19 +2917,23 @@ def orientation(image: Any) -> int:
 
 
 def picture_digest(source: PictureSource, folder: Path | None) -> str:
+    """The SHA-256 of the file, in hexadecimal digits."""
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
 def picture_path(source: PictureSource) -> str | None:
+    """The path that a row names; None where the row holds the picture itself."""
     if isinstance(source, dict):
         source = source["path"] if source.get("bytes") is None and isinstance(source.get("path"), str) else b""
     return source if isinstance(source, str) and source[:5].lower() != "data:" else None
 
 
 class PicturesDigest:
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+
     def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.digests = digests or {}
+        self.digests = digests or {}  # of files that need not be read again, by the paths in the rows
         self.digest = hashlib.sha256()
         self.count = 0
 
@@ -2611,12 +2944,15 @@ class PicturesDigest:
             self.digest.update(bytes.fromhex(digest or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
+        """The fingerprint of the rows and their pictures; that of the rows where they have none."""
         both = f"{fingerprint} {self.digest.hexdigest()}"
         return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
 
 
 @contextmanager
 def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
+    """The lazily opened PIL image, once its header is checked, and the size of its file. Any error of Pillow in the
+    block is a refusal: damaged files raise struct.error, IndexError and more."""
     from PIL import Image
 
     name = picture_name(source)
@@ -2625,12 +2961,13 @@ def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple
         file.seek(0)
         try:
             with warnings.catch_warnings():
+                # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)
                 Image.init()
                 image = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
                 check_header(image, name)
-                orientation(image)
+                orientation(image)  # Pillow remembers it for exif_transpose
             yield image, size
         except Exception as error:
             if isinstance(error, (Refused, ImportError)):
@@ -2661,11 +2998,12 @@ def check_header(image: Any, name: str) -> None:
     if image.mode in ("I", "F"):
         raise bad_picture(name, f"has the colour mode {image.mode}", "numbers without a range", "8 or 16 bits a colour")
     frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":
+    if frames > 1 and image.format != "MPO":  # MPO is a JPEG of a telephone, with a second view behind it
         raise bad_picture(name, "is animated or has several pages", f"{frames} frames", "one still picture a file")
 
 
 def in_rgb(image: Any) -> Any:
+    """RGB from any mode of Pillow: 16-bit grey is scaled, and transparent pixels get white behind them."""
     from PIL import Image
 
     if image.mode.startswith("I;16"):
@@ -2685,11 +3023,13 @@ def picture_name(source: PictureSource) -> str:
 
 
 def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
+    """The content of the file, which must not be too large."""
     with picture_file(source, folder) as file:
         return file.read()
 
 
 def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
+    """The opened file, of which nothing is read yet, or what a row holds itself."""
     if isinstance(source, dict):
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
@@ -2724,6 +3064,7 @@ def data_uri(source: str) -> bytes:
 
 
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
+    """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
     name = path[:200]
     try:
         file, where = placed_file(path, folder)
@@ -2731,11 +3072,13 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
             raise bad_picture(name, "does not exist", str(file), where)
         require_size(file.stat().st_size, name)
         return open(file, "rb")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None
 
 
 def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
+    """The file that a row names, which need not exist, and in words where it must lie. Refuses an address, and a file
+    outside the folder of the data."""
     name = path[:200]
     if "://" in path:
         expected = "a file beside the data, or the bytes of the picture in the row"
@@ -2748,6 +3091,7 @@ def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
     cache = hub_cache_of(folder)
     root = folder.resolve() if cache is None else Path(os.path.abspath(folder))
     where = f"a file in {root}" if cache is None else "a file beside the rows in the dataset on the Hub, or below them"
+    # The files in the cache of huggingface_hub are links to others, so a path there is judged as it is written.
     file = (root / path).resolve() if cache is None else Path(os.path.normpath(root / path))
     if not file.is_relative_to(root) or not (cache is None or file.resolve().is_relative_to(cache.resolve())):
         raise bad_picture(name, "lies outside the folder of the data", str(file) if cache is None else path, where)
@@ -2763,13 +3107,18 @@ def bad_picture(
 # --- pictures/find ---
 # Where a row has its pictures, and where they stand in its texts.
 
-PICTURE = "\ufffc"
-PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)
-PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")
-PICTURE_PARTS = ("image", "image_url", "input_image")
+PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
+PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
+PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
 
 
 def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
+    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
+
+    A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
+    column `images`. Pictures of a row without any such place come before the first question. Answers have none.
+    """
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
     waiting, pictures = list(column_pictures), list[PictureSource]()
@@ -2797,6 +3146,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
+    """Refuses a place that no picture was left for. Of a row without pictures a text may speak of the tag."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -2807,6 +3157,7 @@ def require_no_tag(value: Any, *, has_pictures: bool) -> None:
 
 
 def pictures_of_column(value: Any) -> list[PictureSource]:
+    """The pictures of a cell: one, a list of them, or none."""
     values = value if isinstance(value, list) else [] if value in (None, "") else [value]
     for each in values:
         if not isinstance(each, (str, bytes, dict)):
@@ -2821,6 +3172,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
+    """A text or messages with `PICTURE` for each picture, which goes to `pictures`. That of a tag is from `waiting`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -2831,7 +3183,7 @@ def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[Pictur
 def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
     before = len(pictures)
     lifted = dict(message)
-    for key in ("content", "value"):
+    for key in ("content", "value"):  # `value` is ShareGPT's
         content = message.get(key)
         if isinstance(content, str):
             lifted[key] = lifted_text(content, waiting, pictures)
@@ -2853,6 +3205,7 @@ def lifted_text(text: str, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
+    """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
     if not waiting:
         return ""
     pictures.append(waiting.pop(0))
@@ -2860,6 +3213,7 @@ def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) ->
 
 
 def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
+    """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
     text = part.get("text") if isinstance(part, dict) else None
@@ -2881,6 +3235,7 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
+    """Refuses a part that holds more than its type says, which would be dropped silently. Nulls are Arrow's."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
@@ -2889,11 +3244,12 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
+    """Where the picture of a part is; None where the part only marks its place."""
     cells = (part.get(key) for key in PART_KEYS)
     values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
-    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]
+    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
     if isinstance(part.get("bytes"), bytes) and len(sources) == 2 and isinstance(part.get("path"), str):
-        return {"bytes": part["bytes"], "path": part["path"]}
+        return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
         wrong = "a part of a message holds several pictures, but only one of them would be read"
@@ -2903,12 +3259,14 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
 
 
 def which_picture(value: Any) -> str:
+    """Equal for two ways to name one picture: its path, and its bytes with the path."""
     if isinstance(value, dict):
         value = value.get("path") or value.get("bytes")
     return posixpath.normpath(value) if isinstance(value, str) else repr(value)
 
 
 def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:
+    """The texts with all pictures before the first message of the user, or before the question."""
     for name in ("messages", "conversations", "prompt", "question", "instruction"):
         value: Any = lifted.get(columns.get(name, ""))
         if isinstance(value, str):
@@ -2922,6 +3280,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
 
 
 def picture_parts(content: str) -> list[dict[str, str]]:
+    """The content of a message as the parts that a chat template reads."""
     parts: list[dict[str, str]] = []
     for index, text in enumerate(content.split(PICTURE)):
         parts += [{"type": "image"}] if index else []
@@ -2930,6 +3289,7 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 
 
 def require_places(example: Example, pictures: int) -> None:
+    """Refuses a conversation in which another number of pictures stands than the row has."""
     if example["kind"] != "chat":
         expected = "format messages, sharegpt, question_answer or instruction"
         raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
@@ -2938,16 +3298,20 @@ def require_places(example: Example, pictures: int) -> None:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
 NAMES_PICTURE = re.compile(
     r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
 )
 
 
 def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
     return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video. Where it reads `pictures` of the
+    format's own column, others may tell which they are."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:
@@ -2958,37 +3322,46 @@ def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -
 # --- pictures/parts ---
 # Which part of a vision model a module belongs to, by its name.
 
+# Where the modules of transformers lie: Qwen has the projector, which it calls merger, in the tower.
 PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
 TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
 
 
 def vision_part(module: str) -> str:
+    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
     return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
 
 
 # --- pictures/engine ---
 # A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
+#
+# Follows tools/mtmd of the llama.cpp in llama-cpp-python 0.3.36 (mtmd-image.cpp, clip.cpp, mtmd.cpp; read 2026-11-26).
+# It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
+# with those that llama.cpp computes.
 
-TILED = ("smolvlm", "idefics3")
-LINED = ("mistral3", "llava")
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)
-ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))
-ENGINE_VERSION = "0.3.36"
-ENGINE_TOKENS = (8, 4096)
-LINED_TOKENS = (8, 1024)
+TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
+ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
+ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
+ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
     "own image processor, as transformers runs it, makes other ones."
-)
+)  # for the card
 
 
 def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
+    """The limit of a recipe that llama.cpp ignores for the family; None without one."""
     ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
     return next((name for name in ignored if recipe.get(name) is not None), None)
 
 
 def require_engine(recipe: Mapping[str, object], kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would: for families whose tensors
+    were not found equal, and with limits that llama.cpp ignores."""
     if kind not in ENGINE_FAMILIES:
         raise Refused(
             f"preprocess: engine is not known for the family {kind}",
@@ -3009,20 +3382,28 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
 
 
 class TileGrid(NamedTuple):
+    """Tiles of a picture."""
+
     rows: int
     columns: int
 
 
 class Engine:
+    """llama.cpp's way to prepare pictures for one model. Its lengths are in pixels."""
+
     def __init__(self, processor: Any) -> None:
+        """`processor` is an `ImageProcessor`."""
         self.kind, self.processor = processor.kind, processor
-        self.patch, self.merge = processor.patch_size, processor.merge_size
-        self.square = processor.square or self.patch * self.merge
+        self.patch, self.merge = processor.patch_size, processor.merge_size  # patches along a token
+        self.square = processor.square or self.patch * self.merge  # of one token (Qwen-VL, Pixtral, Mistral 3)
+        # The square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
         self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        # The longer side of a picture that is divided.
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
+        """Of the picture after all resizing; of one that is divided, of all its tiles."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
         if self.kind in TILED:
@@ -3032,6 +3413,8 @@ class Engine:
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
+        one at least, where the model's processor divides no small one."""
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
@@ -3039,6 +3422,7 @@ class Engine:
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
     def parts(self, image: Any) -> list[Any]:
+        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
@@ -3052,6 +3436,7 @@ class Engine:
         return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
 
     def pixels(self, part: Any) -> Any:
+        """The numbers that the tower reads of a part, float32 [3, height, width]."""
         import numpy as np
 
         mean, std = (np.array(getattr(self.processor, name), dtype=np.float32) for name in ("image_mean", "image_std"))
@@ -3059,6 +3444,7 @@ class Engine:
         return ((whole - mean) / std).transpose(2, 0, 1)
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes of the pictures of each row, as its own processor would arrange it."""
         import numpy as np
         import torch
 
@@ -3081,6 +3467,7 @@ class Engine:
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
 
     def padded(self, parts: list[Any]) -> dict[str, Any]:
+        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
         import numpy as np
         import torch
 
@@ -3091,6 +3478,8 @@ class Engine:
         return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
+        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
+        film. [3, height, width] -> [patches, numbers]"""
         import numpy as np
 
         size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
@@ -3101,6 +3490,7 @@ class Engine:
 
 
 def reduced_size(size: PictureSize, longest: int) -> PictureSize:
+    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
     ratio = size.width / size.height
     if size.width >= size.height:
         height = int(longest / ratio)
@@ -3110,6 +3500,8 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
+    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits. As
+    llama.cpp computes it: in single precision, which gives some sides otherwise, and with halves rounded up."""
     least, most = limits
 
     def squares(side: float) -> float:
@@ -3126,10 +3518,12 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
 
 def single(number: float) -> float:
+    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
+    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
     from PIL import Image
 
     if image.size == target:
@@ -3144,11 +3538,16 @@ def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
 
 
 def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
+    """Along the lines first, then along the columns. Pillow 13 by itself begins with the columns of some pictures, and
+    some pixels are one level off then."""
     return image.resize((size.width, image.height), kernel).resize(size, kernel)
 
 
 # --- pictures/processor ---
 # What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
+#
+# Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
+# transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
@@ -3165,6 +3564,7 @@ _TILES = _HALF | {
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
+# What a file may leave out: the values of the class. A null is none of them, except Qwen's `size`.
 PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
@@ -3172,8 +3572,10 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
 }
+# The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
+# files; of a class that transformers does not know it takes that of the family.
 _CLASSES = {
     "qwen2_vl": ("Qwen2VLImageProcessor",),
     "qwen2_5_vl": ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"),
@@ -3185,32 +3587,39 @@ _CLASSES = {
     "llava": ("PixtralImageProcessor",),
 }
 _NUMBERS = ("patch_size", "merge_size", "temporal_patch_size")
-_TILED_SIDE = 4096
+_TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the longest side that is divided
 
 
 @dataclass
 class ImageProcessor:
-    kind: str
-    size: dict[str, int]
+    """The settings of a model's image processor, by the names that transformers gives them. A family without a setting
+    has the value below."""
+
+    kind: str  # the model type in config.json
+    size: dict[str, int]  # of Qwen-VL the least and the most pixels, under its names `shortest_edge`, `longest_edge`
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     patch_size: int = 1
     merge_size: int = 1
     temporal_patch_size: int = 1
-    max_image_size: dict[str, int] | None = None
+    max_image_size: dict[str, int] | None = None  # the side of a tile (SmolVLM, Idefics3)
     do_image_splitting: bool = False
-    count: int = 0
-    square: int = 0
-    tower_side: int | None = None
+    count: int = 0  # tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3)
+    square: int = 0  # pixels along the square of patches that one token stands for (Mistral 3, Pixtral)
+    tower_side: int | None = None  # `image_size` in config.json, where llama.cpp's converter finds a picture's side
 
 
 class PictureTokens(NamedTuple):
-    parts: int
-    around: int
-    read: int = 1
+    """What the language model reads of a picture."""
+
+    parts: int  # tokens that stand for parts of it
+    around: int  # tokens that are written around them: marks, and ends of lines
+    read: int = 1  # pictures that the tower reads one by one: the picture, or its tiles and a small copy of it
 
 
 def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
+    """The image processor of a model of `PROCESSOR_DEFAULTS`, from its config.json and those of `PROCESSOR_FILES` that
+    it has, by name."""
     kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
     nested = whole.get("image_processor")
     own = nested if nested is not None else files.get(OWN_FILE)
@@ -3221,7 +3630,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
     values = defaults | {name: own[name] for name in defaults if name in own}
     size = _object(values["size"])
     if kind.startswith("qwen"):
-        earlier = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+        earlier = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # names of earlier files; they win
         size = dict(defaults["size"]) if values["size"] is None else size
         size |= {name: own[key] for key, name in earlier.items() if own.get(key) is not None}
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
@@ -3247,6 +3656,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
 
 
 def _require_family(kind: str, own: Mapping[str, Any]) -> None:
+    """Refuses a processor of another class, and steps that this arithmetic leaves out."""
     name = own.get("image_processor_type")
     if name is not None and str(name).removesuffix("Fast").removesuffix("Pil") not in _CLASSES.get(kind, ()):
         raise _unknown(f"image_processor_type of {kind}", repr(name)[:80], " or ".join(_CLASSES.get(kind, ("none",))))
@@ -3297,6 +3707,8 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
+    """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
+    picture that is not divided). Gemma 3 divides none. A picture of which nothing would be left is refused."""
     if processor.kind == "gemma3":
         return TileGrid(1, 1)
     if engine is not None:
@@ -3307,18 +3719,20 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
 
 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
+    """The tokens of a picture of this size, once it is upright."""
     rows, columns = grid_of(processor, size, engine)
-    if processor.kind == "gemma3":
+    if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
     if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
-    read = rows * columns + 1
+    read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
 
 
 def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """`smart_resize` of Qwen2-VL's processor, divided by the square of a token."""
     side = processor.patch_size * processor.merge_size
     least, most = processor.size["shortest_edge"], processor.size["longest_edge"]
     rows, columns = round(size.height / side), round(size.width / side)
@@ -3333,6 +3747,8 @@ def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """As `_preprocess` of both processors resizes and divides. Their `get_number_of_image_patches` rounds one side
+    from the size before the other was rounded, and counts fewer tiles where `size` is not a multiple of a tile."""
     if not processor.do_image_splitting or processor.max_image_size is None:
         return TileGrid(0, 0)
     tile = processor.max_image_size["longest_edge"]
@@ -3348,6 +3764,7 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
+    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
     width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
@@ -3358,6 +3775,7 @@ def _reduced(size: PictureSize, longest: int) -> PictureSize:
 
 
 def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """Mistral 3 and Pixtral: PixtralProcessor resizes pictures to whole squares of patches."""
     longest = processor.size["longest_edge"]
     ratio = max(size.height / longest, size.width / longest)
     width, height = (math.floor(edge / ratio) for edge in size) if ratio > 1 else size
@@ -3368,10 +3786,12 @@ def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int | None) -> Any:
+    """The `size` of an image processor with the recipe's limits, each family in its own terms. `tile` is its
+    `max_image_size`. Refuses a limit that the family does not have."""
     if least is None and most is None:
         return size
     if kind.startswith("qwen"):
-        edges = {"shortest_edge": least, "longest_edge": most}
+        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
         return {**dict(size), **{name: value for name, value in edges.items() if value is not None}}
     if least is not None or kind == "gemma3":
         name = "min_pixels" if least is not None else "max_pixels"
@@ -3390,21 +3810,30 @@ def limited_size(kind: str, size: Any, tile: Any, least: int | None, most: int |
 
 
 def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
+    """The image processor with the limits of a recipe. Raises as `limited_size`."""
     return replace(processor, size=limited_size(processor.kind, processor.size, processor.max_image_size, least, most))
 
 
 # --- pictures/tokens ---
 # How many tokens of the model stand for a picture, and the tensors that the model takes of it.
+#
+# The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
+# `preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
 
 LINE_END = "[IMG_BREAK]"
 
 
 class Places(NamedTuple):
-    mark: str
-    token: str
+    """How a family writes pictures into a text."""
+
+    mark: str  # the token that the chat template writes for a picture
+    token: str  # the token that stands for a part of a picture; the tower's output takes its place
 
 
 class ImageModel(TypedDict):
+    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
+    without `preprocess` it is the processor that reads them."""
+
     model: str
     revision: str | None
     preprocess: NotRequired[str]
@@ -3413,7 +3842,10 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
+    """How one model reads pictures, with the pixel limits of a recipe."""
+
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
+        """`folder` is where the paths in the rows begin."""
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
@@ -3435,18 +3867,21 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)
-        self.engine: Engine | None = None
+        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
+        self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
             self.engine = Engine(self.settings)
-        self.mark = self.places.mark if self.engine is None else PICTURE
+        self.mark = self.places.mark if self.engine is None else PICTURE  # of a picture in a rendered text
 
     def parts(self, content: str) -> list[dict[str, str]]:
+        """The content of a message as the parts that the chat template reads. llama.cpp's server gives it one text,
+        with a mark of its own where a picture stands."""
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
 
     @cached_property
     def processor(self) -> Any:
+        """The image processor of transformers, which makes the tensors without `preprocess: engine`."""
         from transformers import AutoImageProcessor
 
         name, revision = self.model
@@ -3456,6 +3891,7 @@ class Pictures:
         return processor
 
     def grid(self, size: PictureSize) -> TileGrid:
+        """Tokens or tiles of a picture, by row and column."""
         return grid_of(self.settings, size, self.engine)
 
     def _places(self) -> Places:
@@ -3466,8 +3902,10 @@ class Pictures:
         return Places(token, token)
 
     def expansion(self, size: PictureSize) -> str:
+        """The text that stands for one picture, as `replace_image_token` of each processor of transformers 5.23 writes
+        it, which a test compares. The processors themselves need torchvision, for films."""
         token, by_engine = self.places.token, self.engine is not None
-        if self.kind == "gemma3":
+        if self.kind == "gemma3":  # its processor puts the marks on lines of their own, and llama.cpp does not
             text = f"{self.tokenizer.boi_token}{token * self.tokens(size)}{self.tokenizer.eoi_token}"
             return text if by_engine else f"\n\n{text}\n\n"
         if self.kind.startswith("qwen"):
@@ -3482,6 +3920,8 @@ class Pictures:
         return tiles + "\n" * bool(tiles) + f"{around}<global-img>{parts}{around}"
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
+        start and end in the text before, and how far they are moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -3502,6 +3942,8 @@ class Pictures:
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
+        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
+        the pictures with their digests."""
         fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
         outside = [
             (max(start, a) + shift, min(stop, b) + shift)
@@ -3515,6 +3957,7 @@ class Pictures:
         return fed, outside, {"images": images, "image_sha256": digests}
 
     def require_whole(self, ids: list[int], fed: str, limit: int) -> None:
+        """Refuses a row whose pictures are cut by max_length: the model would fail, or see a part of a picture."""
         whole, token = fed.count(self.places.token), self.token_id
         if ids.count(token) != whole:
             raise Refused(
@@ -3536,9 +3979,11 @@ class Pictures:
             )
 
     def tokens(self, size: PictureSize) -> int:
+        """The parts of a picture that the language model reads."""
         return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
+        """The pictures of an encoded row, as PIL images."""
         from PIL import Image
 
         encoded = zip(row.get("images") or (), row.get("image_sha256") or (), strict=True)
@@ -3548,6 +3993,7 @@ class Pictures:
 
     @contextmanager
     def all_grey(self) -> Iterator[None]:
+        """In the block every picture is grey, of its own size."""
         self.is_grey = True
         try:
             yield
@@ -3555,6 +4001,8 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes beside the ids, for the pictures of each row, as PIL images: pixels by patch (Qwen), by
+        picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -3566,6 +4014,8 @@ class Pictures:
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
     def token_types(self, ids: Any) -> dict[str, Any]:
+        """Where pictures stand, for the families whose model asks: Qwen's positions and Gemma's attention depend on it.
+        ids [rows, tokens] -> the same shape, 0 or 1."""
         if self.kind != "gemma3" and not self.kind.startswith("qwen"):
             return {}
         name = "token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"
@@ -3573,17 +4023,22 @@ class Pictures:
 
 
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
+    """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
     document = foreign_json(Path(path)) if path is not None else None
     return document if isinstance(document, dict) else None
 
 
 class PixelLimits(NamedTuple):
+    """The limits of a recipe; None is what the model's processor says."""
+
     least: int | None
     most: int | None
 
 
 def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """Writes the limits into the files of a model's image processor, so that whoever loads the model resizes pictures
+    as the training did. Returns what was changed, by its name; a file without a change stays as it is."""
     changed: dict[str, Any] = {}
     for path in (folder / name for name in PROCESSOR_FILES):
         document = foreign_json(path) if path.is_file() and limits != PixelLimits(None, None) else None
@@ -3600,8 +4055,9 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
 
 
 def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
     size = own.get("size") if isinstance(own.get("size"), dict) else None
-    named = {"min_pixels": limits.least, "max_pixels": limits.most}
+    named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
     if size is None and not named.keys() & own.keys():
         return {}
     settings = {name: value for name, value in named.items() if value is not None and name in own}
@@ -3611,6 +4067,8 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
+    """The content of a picture's file, if it has the digest that it had when its row was encoded: its checks, and the
+    record of what was fed, are of that picture."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:
@@ -3625,6 +4083,7 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
+    """The suffix of its format: png, jpeg, webp."""
     with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
@@ -3632,13 +4091,15 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
 # --- tables/shape ---
 # How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one.
 
-SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')
-QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')
-SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}
-Record = tuple[int, list[str], list[str], csv.Error | None]
+SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
+QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
+SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # of a document
+Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
 
 
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
+    """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
+    a semicolon where the comma is for decimals. Of several, the first that most `lines` have as often."""
     if (said := SIGN_SAID.fullmatch(first_line)) is not None:
         return said["sign"]
     header = QUOTED.sub("", first_line)
@@ -3648,17 +4109,22 @@ def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
 
 
 def utf16(raw: bytes) -> str | None:
+    """Which UTF-16 a text is. One of plain letters has no mark and is UTF-8 too, with zeros that no text has."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "UTF-16"
     zeros = raw[::2].count(0), raw[1::2].count(0)
     return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
+# What a text may be that is neither UTF-8 nor UTF-16, by the names of iconv: of Windows, which has Latin-1 in it; of
+# DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
 OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
-IN_WORDS = "’\xad"
+IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
 
 
 def old_encoding(raw: bytes) -> str | None:
+    """The one of `OLD_ENCODINGS` in which a text reads most like words, the first of equals. None where the first does
+    not have its bytes, and no letter inside a word speaks for another."""
     odd: dict[str, tuple[int, int]] = {}
     for name, codec in OLD_ENCODINGS.items():
         with suppress(UnicodeDecodeError):
@@ -3668,6 +4134,8 @@ def old_encoding(raw: bytes) -> str | None:
 
 
 def odd_letters(text: str) -> tuple[int, int]:
+    """Of the characters beyond ASCII inside a word: how many no word has there, which are signs, and letters of another
+    case than their neighbours; and how many there are."""
     odd = count = 0
     for before, one, after in zip(text, text[1:], text[2:], strict=False):
         if not one.isascii() and one not in IN_WORDS and before.isalpha() and after.isalpha():
@@ -3698,6 +4166,8 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
+    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
+    that write commas between cells quote a text with a comma or a line break, so that two lines are then often one."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
@@ -3706,6 +4176,9 @@ def vote(record: Record, sign: str, columns: int) -> int:
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
+    """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
+    without quotes, and readers make one row of all that stands between two. Of a table with commas, one other row of
+    several lines is enough: then this one is not due to a quote that somebody forgot to close."""
     start, cells, lines, _ = several
     if sign == ",":
         needed = sum(len(record[2]) > 1 for record in records) > 1
@@ -3721,10 +4194,11 @@ def require_quotes(records: Iterable[Record], several: Record, sign: str, table:
 
 
 def require_no_space(record: Record, sign: str, columns: int, table: object) -> None:
+    """Refuses quotes behind a sign and a space: they would be text. In a .tsv, mostly without quotes, they may be."""
     start, cells, lines, _ = record
     text = sign + "".join(lines)
     spaced = [cell for cell in cells if cell.lstrip(" ")[:1] == '"' != cell[:1]] if ' "' in text else []
-    if sign == "\t" or not any(sign + cell in text for cell in spaced):
+    if sign == "\t" or not any(sign + cell in text for cell in spaced):  # a quoted cell has its own quotes twice
         return
     if len(next(csv.reader(lines, delimiter=sign, skipinitialspace=True))) == columns:
         found = f"in line {start} of {table} a space stands before the quote of a cell, so the quote would be text"
@@ -3732,10 +4206,13 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
         raise unreadable(found, "no space there", lines[0][:80].rstrip(), hint)
 
 
+# Beside the rows of a document: what is meant for all of them, and is in none.
 FOR_ALL = re.compile(r"sys(?:tem|[_ -]).*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE)
 
 
 def items_of(document: Any, path: object) -> list[Any]:
+    """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
+    one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if rows := by_lists(document):
@@ -3754,6 +4231,7 @@ def items_of(document: Any, path: object) -> list[Any]:
 
 
 def is_message(names: Iterable[str]) -> bool:
+    """Whether these are the columns of one message, which is no row."""
     there = {*names}
     part = {"role", "text"} <= there and not there.isdisjoint({"message_id", "parent_id", "conversation_id"})
     return part or {"role", "content"} <= there or {"from", "value"} <= there
@@ -3772,6 +4250,7 @@ def not_an_object(where: str, item: Any) -> Refused:
 
 
 def by_columns(table: Row) -> list[Row]:
+    """The rows of `{"column": {"0": value, "1": …}, …}`; empty for anything else."""
     columns = list(table.values())
     if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         return []
@@ -3780,6 +4259,7 @@ def by_columns(table: Row) -> list[Row]:
 
 
 def by_lists(table: Row) -> list[Row]:
+    """The same of `{"column": [value, …], …}`, where no value is an object: messages and tools are lists of one row."""
     columns = list(table.values())
     if table.keys() >= {"columns", "data"} or not all(isinstance(column, list) for column in columns):
         return []
@@ -3789,11 +4269,13 @@ def by_lists(table: Row) -> list[Row]:
 
 
 def by_index(table: Row) -> list[Row]:
+    """The same of `{"0": {"column": value, …}, "1": …}`."""
     rows = list(table.values())
     return rows if all(map(str.isdigit, table)) and all(isinstance(row, dict) for row in rows) else []
 
 
 def by_cells(table: Row) -> list[Row]:
+    """The same of `{"columns": […], "index": […], "data": [[…], …]}`."""
     names, rows = table.get("columns"), table.get("data")
     if not (isinstance(names, list) and isinstance(rows, list) and table.keys() <= {"columns", "index", "data"}):
         return []
@@ -3806,9 +4288,10 @@ def by_cells(table: Row) -> list[Row]:
 # Rows: from a file, a saved folder or the Hub.
 
 TABLE_FILES = (".csv", ".tsv")
-CELL_CHARACTERS = 10_000_000
-LINE_BYTES = 50_000_000
-DOCUMENT_BYTES = 2_000_000_000
+CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
+LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
+DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+# Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
@@ -3817,6 +4300,9 @@ PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
+    """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
+    number. A line that is not a JSON object is refused, because a training without it would be on other data. `config`,
+    `revision` and `file` are of a dataset on the Hub, as in the recipe."""
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
         rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
@@ -3836,12 +4322,16 @@ def iter_rows(
 
 
 class RowsRecipe(TypedDict):
+    """The fields of a recipe that say which rows and pictures are read."""
+
     split: str
     columns: dict[str, str]
     images: NotRequired[bool]
 
 
 def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan. `digests` are
+    of pictures that need not be read again, by the paths in the rows."""
     rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
@@ -3853,20 +4343,27 @@ def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] 
 
 
 def canonical(row: Row) -> bytes:
+    """Bytes that are equal for equal rows, whatever the kind of file."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class Broken:
+    """A line that is not a row, or `lines` of a table between two quotes, which may be any number of rows. Training
+    ends with the `refusal`."""
+
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Refused
     lines: int = 1
 
 
+# The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
+# because a million are created.
 Line = tuple[int, Row | Broken, bytes | None]
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a file, up to the first line that is not a row: that is refused."""
     for number, row, _ in lines_of(path):
         if isinstance(row, Broken):
             raise row.refusal
@@ -3874,6 +4371,8 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
+    """Every row of a file, and what is not a row as `Broken`. Refuses other kinds of files, lines and documents that
+    are too long, and two columns of one name."""
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from json_lines(path)
@@ -3893,6 +4392,8 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
+    """One object for each line."""
+    # The function inside json.loads, without its checks: half the time. Unusual lines go through json.loads.
     decoder = json.JSONDecoder(object_pairs_hook=with_distinct_keys)
     scan_once: Callable[[str, int], tuple[Any, int]] = decoder.scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
@@ -3907,7 +4408,7 @@ def json_lines(path: Path) -> Iterator[Line]:
         elif raw.strip():
             row = parsed(raw, f"line {number} of {path}")
             if number == 1 and isinstance(row, Broken) and raw.rstrip()[-1:] in b",[{" and path.suffix != ".json":
-                row.refusal.error["hint"] = DOCUMENT
+                row.refusal.error["hint"] = DOCUMENT  # of its lines one may be an object by chance
                 raise row.refusal
             yield number, row, raw
 
@@ -3917,7 +4418,7 @@ def parsed(raw: bytes, where: str) -> Row | Broken:
         row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
         return Broken("broken_json", repeated_key(where, str(error)))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         if isinstance(error, UnicodeDecodeError) or utf16(raw):
             return Broken("not_utf8", not_utf8(where, raw))
         expected = "one JSON object a line, in UTF-8"
@@ -3926,6 +4427,7 @@ def parsed(raw: bytes, where: str) -> Row | Broken:
 
 
 def json_document(path: Path) -> Iterator[Line]:
+    """A list of objects, an object with one such list, or one object a line in spite of the file's name."""
     items = json_items(path)
     if items is None:
         yield from json_lines(path)
@@ -3937,6 +4439,7 @@ def json_document(path: Path) -> Iterator[Line]:
 
 
 def table_rows(path: Path) -> Iterator[Line]:
+    """The rows of a table whose first row has the names of the columns."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     first = next(text_lines(path, []), "")
@@ -3948,13 +4451,13 @@ def table_rows(path: Path) -> Iterator[Line]:
         require_no_space(record, sign, len(names or cells), path)
         if (broken := unread_record(path, record, wrong_bytes, ", its header," if names is None else "")) is not None:
             yield broken
-            if names is None:
+            if names is None:  # no other row may take its place
                 return
         elif names is None:
             if end > 1 or not SIGN_SAID.fullmatch(first):
                 names = cells
                 require_distinct(names, path)
-        elif cells == names:
+        elif cells == names:  # of a second table that was written after the first
             found = f"line {end} of {path} repeats the header"
             wrong = unreadable(found, "rows under one header", first.rstrip(), MEND)
             yield end, Broken("broken_json", wrong, len(lines)), None
@@ -3970,6 +4473,7 @@ def table_rows(path: Path) -> Iterator[Line]:
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
+    """What is wrong with a row of a table; None if it can be read."""
     start, _, lines, error = record
     if wrong_bytes:
         start, raw = wrong_bytes[0]
@@ -3986,6 +4490,7 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
 
 
 def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
+    """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
     for number, raw in numbered_lines(path):
         if b"\0" in raw and utf16(raw):
             wrong_bytes.append((number, raw))
@@ -3997,6 +4502,7 @@ def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a dataset, from 1 as an editor counts. Of a line that is too long only the limit is read."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
@@ -4006,6 +4512,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
+    """The text of a dataset that is one document. One that is too large is not read."""
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
@@ -4023,6 +4530,7 @@ def beginning(raw: bytes) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
+    """The refusal of text that is not UTF-8: it is UTF-16, or an older encoding."""
     old = None if utf16(raw) else old_encoding(raw)
     encoding = utf16(raw) or old or "WINDOWS-1252"
     message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
@@ -4031,7 +4539,9 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    repeating = list[tuple[Row, str]]()
+    """The items of a JSON document, whose objects have each key once. None for a file that is not one document, such as
+    one with an object a line, of which the reader of lines names a broken one."""
+    repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
@@ -4060,12 +4570,14 @@ SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}
 
 
 def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[int, Any]]:
+    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
     match = SLICE.fullmatch(split)
     if match is None:
         raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
+        # Rounded as `datasets` does.
         bounds = [str(round(len(all_rows) * int(b[:-1]) / 100)) if b.endswith("%") else b for b in bounds]
     for index, row in enumerate(rows):
         if bounds[1] and index >= int(bounds[1]):
@@ -4075,6 +4587,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
 
 
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
+    """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise unreadable(
             f"{folder} is not a dataset folder",
@@ -4088,6 +4601,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def load_saved(folder: Path, name: str) -> Any:
+    """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
 
     with broken_saved(folder):
@@ -4109,6 +4623,7 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
+    """Turns the errors of a damaged folder into a `Refused`: `datasets` and pyarrow raise any class."""
     try:
         yield
     except Exception as error:
@@ -4118,6 +4633,7 @@ def broken_saved(folder: Path) -> Iterator[None]:
 
 
 def saved_parts(folder: Path) -> list[Path]:
+    """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
         return [folder]
     document = saved_json(folder / SPLITS)
@@ -4134,6 +4650,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     if tables and SLICE.fullmatch(split):
         yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
         return
+    # On disk, whose folder says the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
@@ -4142,6 +4659,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
 
 
 def tables_of(builder: Any, split: str) -> list[HubFile]:
+    """The files of a split of .csv or .tsv, of which `datasets` makes other values: numbers, and nothing of `NA`."""
     found = list[HubFile]()
     for url in (builder.config.data_files or {}).get(split, []):
         match = TABLE_ON_HUB.fullmatch(str(url))
@@ -4152,6 +4670,8 @@ def tables_of(builder: Any, split: str) -> list[HubFile]:
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
+    """Refuses the rows of another commit. Where the Hub does not answer, `datasets` 5.2 takes the newest folder of its
+    cache, whatever revision was asked for."""
     commits = {Path(file["filename"]).parent.name for file in loaded.cache_files}
     if commits != {commit}:
         raise Refused(
@@ -4165,6 +4685,7 @@ def require_commit(loaded: Any, name: str, commit: str) -> None:
 
 
 def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
+    """The rows of one file on the Hub, read as a file here, with the pictures that they name in the cache."""
     path = brought_file(file)
     with named_as(path, str(file)):
         yield from with_files(iter_slice(iter_file(path), split), file)
@@ -4178,19 +4699,21 @@ STRATEGIES = ("single", "ddp", "fsdp")
 
 
 def load_plan(path: Path) -> Plan:
+    """The plan, with every field present and of its type. No library is loaded, so a bad plan fails at once."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
         raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
     attention = plan["placement"]["attn_implementation"]
-    if attention not in ATTENTION:
+    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
         expected = " or ".join(ATTENTION)
         raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
     return plan
 
 
 def plan_document(path: Path) -> Any:
+    """The JSON object of a plan. Its recipe and placement have all their fields."""
     document = read_document(path)
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
@@ -4213,7 +4736,7 @@ def read_document(path: Path) -> Any:
         ) from None
     except Refused as refusal:
         raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
-    except OSError as error:
+    except OSError as error:  # a folder, a file of another user
         raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
 
 
@@ -4223,16 +4746,18 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
 
 
 def json_types(fields: type) -> dict[str, tuple[type, ...]]:
+    """The types of each field for `isinstance`, such as `list` for `list[str]`."""
     hints = get_type_hints(fields, globals()).items()
     parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
 def check_fields(values: Any, described: Any, name: str) -> None:
+    """Refuses what is not an object with the fields of the TypedDict `described`."""
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     fields, hints = json_types(described), get_type_hints(described, globals(), include_extras=True).items()
-    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}
+    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # than the first plans that were written
     for key in sorted(set(values) ^ set(fields)):
         if key in values or key not in newer:
             raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
@@ -4262,6 +4787,8 @@ def check_batch(recipe: Recipe, placement: Placement) -> None:
 
 
 def check_processes(placement: Placement) -> None:
+    """Refuses another number of processes than the plan's. A missing process would leave out its part of every batch,
+    and the loss would look healthy. `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != placement["num_processes"]:
         raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
@@ -4278,6 +4805,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def require_hub_inputs(plan: Plan) -> None:
+    """Refuses a folder or file here that has the name of what was planned on the Hub: it would be loaded instead."""
     prints = plan.get("fingerprints", {})
     places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
     for key, noun in places:
@@ -4293,6 +4821,7 @@ def require_hub_inputs(plan: Plan) -> None:
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
+    """Reads the data from another place than the planned one. It must have the same bytes."""
     if data is None:
         return
     if not data.exists():
@@ -4307,7 +4836,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
     try:
         fingerprint = data_fingerprint(data, plan["recipe"])
         got = f"sha256 {fingerprint[:12]}…"
-    except Refused as refusal:
+    except Refused as refusal:  # a picture that is missing, or empty
         if refusal.error["code"] != "bad_picture":
             raise
         fingerprint, got = None, str(refusal)
@@ -4323,6 +4852,8 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
+    """As `check_model`, for the model of a plan. Of one on the Hub it checks the config and the index, which name all
+    files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -4334,11 +4865,14 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def prepare_environment(placement: Placement) -> None:
+    """Sets variables of the environment. Call it before any library is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Threads that spin while they wait slow each other down on a busy machine: by a factor of 10, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Rows have many lengths. Without this, 58 GB are reserved on an H100 where 33 GB are in use.
     if placement["device"] == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if placement["device"] == "mps":
@@ -4348,7 +4882,7 @@ def prepare_environment(placement: Placement) -> None:
 
 def prepare_device(torch: Any, placement: Placement) -> None:
     require_device(torch, placement)
-    if placement["device"] == "cuda":
+    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
         torch.backends.cuda.enable_cudnn_sdp(False)
         if not flash_attention_runs(placement["dtype"], torch.cuda.get_device_capability()):
             repeat_shared_heads()
@@ -4357,10 +4891,18 @@ def prepare_device(torch: Any, placement: Placement) -> None:
 
 
 def flash_attention_runs(dtype: str, capability: tuple[int, int]) -> bool:
+    """Whether torch's flash kernel computes this type on a GPU of this compute capability."""
     return dtype in ("bfloat16", "float16") and capability >= (8, 0)
 
 
 def repeat_shared_heads() -> None:
+    """Lets transformers repeat the keys and values that several query heads share, before attention.
+
+    On CUDA only the flash kernel reads shared heads. Where it does not run, transformers 5.23 has torch fall back to
+    the kernel that keeps every attention score for the backward pass (huggingface/transformers#45776): 0.35 GB more
+    for 512 tokens of Qwen2.5-0.5B in float32 (bench/estimates), 16 times that for 2,048. The memory-efficient kernel
+    keeps none, and takes repeated heads.
+    """
     from transformers.integrations import sdpa_attention
 
     sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
@@ -4378,7 +4920,7 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="use --device cpu, or install the torch build for this machine",
         )
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than this machine has GPUs",
@@ -4393,10 +4935,13 @@ def require_device(torch: Any, placement: Placement) -> None:
 # --- split ---
 # The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
 
-SPLIT = "held_out.json"
+SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 
 
 class Repeated(TypedDict):
+    """Rows that repeat an earlier one, the groups that they form, and held-out rows that training has seen: the whole
+    row, or its question."""
+
     repeated_rows: int
     repeated_groups: int
     held_out_trained: int
@@ -4404,6 +4949,8 @@ class Repeated(TypedDict):
 
 
 class DataFigures(Repeated):
+    """Rows and tokens of the data. The tokens are those of the rows that train."""
+
     rows: int
     train_rows: int
     held_out_rows: int
@@ -4416,14 +4963,18 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
+    """The data that is fed."""
+
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
-    order: list[int]
-    pictures: Pictures | None
+    order: list[int]  # indices into `train`, one for each row of each step
+    pictures: Pictures | None  # what reads those of the rows; None where they are text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
+    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
+    success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -4449,6 +5000,13 @@ def held_out_rows(
     images: list[list[str]] | None = None,
     exchanges: list[bytes] | None = None,
 ) -> set[int]:
+    """Indices of rows that never train. Rows with the same content, the same question, a picture in common or the same
+    exchange are held out or trained together: for a model that has seen such a row, the question is not new.
+
+    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
+    pictures or questions leave too few rows, they do not decide, and an exchange as little: the system messages may be
+    what is asked. `images` are the digests of the pictures of each row.
+    """
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
     keys: list[Sequence[Any]] = [contents, questions, *(key for key in (images, exchanges) if key is not None)]
@@ -4461,6 +5019,8 @@ def held_out_rows(
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
+    """The indices of whole groups, with at most `count` rows. If every group is larger, it is the smallest group, up to
+    a fifth of the rows. Rows that are all different are drawn as the first version did."""
     sizes = Counter(groups)
     names = list(sizes)
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
@@ -4478,6 +5038,8 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
 
 
 def joined(*keys: Sequence[Any]) -> list[int]:
+    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group. A key
+    may be a list: one equal value is enough."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -4494,12 +5056,14 @@ def joined(*keys: Sequence[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
+    """Equal numbers for rows that train the same: equal texts after `normalised`, or equal parts within max_length."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % i for i, row in enumerate(rows)]
     return joined(texts, left)
 
 
 def seen_in(row: EncodedRow) -> str:
+    """What tells the pictures of a row from others; empty without pictures."""
     return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 
@@ -4507,6 +5071,7 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+# What chat templates write before an answer
 ANSWER_MARK = re.compile(
     r"<[|｜]\w+[|｜]?>(?:assistant|model)\b|<[|｜](?:(?:im_)?assistant|chatbot_token)[|｜]>|<start_of_turn>model\b|\[/INST\]"
     r"|^### ?(?:Response|Assistant):",
@@ -4515,6 +5080,8 @@ ANSWER_MARK = re.compile(
 
 
 def question_of(row: EncodedRow) -> str:
+    """What a row asks: a conversation up to its first message of the user, rendered or not; a prompt; or the whole of
+    another text."""
     if row["kind"] == "completion":
         return row["prompt"]
     if row["kind"] == "text":
@@ -4528,6 +5095,7 @@ def question_of(row: EncodedRow) -> str:
 
 
 def exchanges_of(rows: list[EncodedRow]) -> list[bytes] | None:
+    """Equal digests for conversations that are equal but for their system messages; None if no row has one."""
     chats = [row.get("messages") or [] for row in rows]
     if not any(message["role"] in SYSTEMS for messages in chats for message in messages):
         return None
@@ -4539,6 +5107,7 @@ def exchanges_of(rows: list[EncodedRow]) -> list[bytes] | None:
     ]
 
 
+# Characters that look alike or are invisible. NFKC does not make them equal.
 ALIKE = str.maketrans(
     dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
     | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
@@ -4548,6 +5117,7 @@ ALIKE = str.maketrans(
 
 
 def normalised(text: str) -> str:
+    """The text without differences that make no other row: case, spaces, Unicode forms, kinds of quotes and dashes."""
     same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(same.translate(ALIKE).split())
 
@@ -4565,6 +5135,8 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
 
 
 def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
+    """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
+    held_out.jsonl does. None if there is neither."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
@@ -4576,6 +5148,8 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
+    """Row indices in the order in which they are fed: one seeded shuffle an epoch. The trainer reads it in sequence, so
+    it is the same for every batch split and number of processes, unlike that of the library's own sampler."""
     shuffler = random.Random(seed)
     order: list[int] = []
     while len(order) < needed:
@@ -4586,6 +5160,8 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
 
 
 def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """The order with the rows of each step from long to short. Rows that are padded together then have similar lengths,
+    and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
@@ -4594,38 +5170,43 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
 # The model's tokenizer, read so that llama.cpp gives the same ids.
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+# The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
 MARKS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
 
 
 def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty one of the model's type."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
+    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
     with readable(model):
         tokenizer = read_tokenizer(model, revision)
     special = {*tokenizer.all_special_tokens}
-    if len(tokenizer) <= len(special) and {*tokenizer.get_vocab()} <= special:
+    if len(tokenizer) <= len(special) and {*tokenizer.get_vocab()} <= special:  # listing a large one takes 0.1 s
         raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
     require_one_vocabulary(model, revision, tokenizer)
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template:  # older processors kept it in a file that llama.cpp's converter reads too
         template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
         tokenizer.chat_template = template if isinstance(template, str) else None
-    names = ("generation_config.json", "config.json")
+    names = ("generation_config.json", "config.json")  # transformers reads the second without the first
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
-    tokenizer.unlisted_ends = frozenset()
-    tokenizer.day = date.today()
+    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
+    tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
     return tokenizer
 
 
 def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
+    """Has the chat template write what `written` makes of the form of a time. transformers (5.23) gives a template the
+    present time, and no function of its caller's."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokenizer.chat_template
@@ -4634,6 +5215,8 @@ def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it, which training uses. For
+    most families that have both, llama.cpp's converter reads tokenizer.model."""
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
@@ -4642,7 +5225,7 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
         processor = SentencePieceProcessor(model_file=pieces)
     except (ImportError, RuntimeError):
-        return
+        return  # the file is not of sentencepiece, with which the converter reads it; or sentencepiece is not here
     vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
     marks = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
     for number in range(processor.get_piece_size()):
@@ -4658,6 +5241,13 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
+    """The tokenizer with the ids of llama.cpp.
+
+    llama.cpp makes the ids of tokenizer.json, whatever class tokenizer_config.json names (measured for each class of
+    transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
+    text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
+    """
+    # Not transformers.AutoTokenizer: the converter has another there.
     from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -4665,12 +5255,16 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     pieces = model_file(model, revision, "tokenizer.model") if published is None else None
     if pieces is not None:
         return by_scores(tokenizer, pieces)
+    # TokenizersBackend uses tokenizer.json unchanged. Other fast classes build it anew.
     if published is not None and tokenizer.is_fast and type(tokenizer).__name__ != "TokenizersBackend":
         tokenizer = as_published(tokenizer, published, model, revision)
     return with_prefix_of_llama_cpp(tokenizer)
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file: it joins pieces by their
+    scores, and puts a space before the text if the file says so. transformers 5.23 joins them by their ids, and decides
+    about the space by the class."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
@@ -4700,6 +5294,7 @@ def by_scores(tokenizer: Any, file: str) -> Any:
 
 
 def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best score first."""
     merges = []
     for piece in model_proto.pieces:
         if piece.type == piece.NORMAL:
@@ -4710,6 +5305,7 @@ def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
+    """The tokenizer itself if it does all that its tokenizer.json says, or else the tokenizer of that file."""
     from transformers import PreTrainedTokenizerFast
 
     document = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -4729,6 +5325,7 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
 
 
 def without_words(document: JsonObject) -> Any:
+    """The tokenizer of a tokenizer.json, without its vocabulary, which transformers always takes from the file."""
     from tokenizers import Tokenizer
 
     empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
@@ -4736,6 +5333,8 @@ def without_words(document: JsonObject) -> Any:
 
 
 def splitting(backend: Any) -> list[Any]:
+    """The settings, beside vocabulary and merges, that decide which ids a text gets. An empty prefix or suffix of
+    pieces, which Qwen's class sets, counts as none."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 
@@ -4745,6 +5344,8 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
+    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word. For
+    pieces of sentencepiece, llama.cpp does so before each stretch of text between special tokens."""
     if not tokenizer.is_fast:
         return tokenizer
     from tokenizers import normalizers
@@ -4776,12 +5377,15 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 
 
 def begins_itself(text: str, bos: str | None) -> bool:
+    """Whether a text begins with the start token, as rendered rows do, so that none is to be put before it."""
     return bool(bos) and text.startswith(str(bos))
 
 
 # --- encode ---
 # Tokens and labels: what is fed, and which part of it is trained.
 
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
+# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
@@ -4815,11 +5419,13 @@ ACROSS = (
     "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
 )
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
-MARK = "skill train mark 7f3a"
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError if the block takes longer: chat templates are programs of somebody else. Only the main thread
+    can be interrupted, so there is no limit in another one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -4836,6 +5442,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
+    """The refusal of a chat template that is too slow. It names the model, because the next row would be as slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -4846,6 +5453,7 @@ def endless_template(model: str) -> Refused:
 
 
 def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
+    """What ends an answer: a special token, or several in a row up to the end token, as in Command R7B's template."""
     if not special:
         return None
     one = "(?:" + "|".join(map(re.escape, special)) + ")"
@@ -4853,6 +5461,8 @@ def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
 
 
 class Feeding(TypedDict):
+    """The fields of a recipe that say how a row is fed."""
+
     data: str
     format: str
     columns: dict[str, str]
@@ -4862,17 +5472,19 @@ class Feeding(TypedDict):
 
 
 class Encoder:
+    """Turns rows into token ids and labels, with the model's own template and tokenizer."""
+
     def __init__(self, recipe: Feeding, tokenizer: Any, pictures: Pictures | None = None) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
-        self.pictures = pictures
-        self.across = ""
-        self.decodes = False
-        self.leaves_out = True
+        self.pictures = pictures  # None: the rows are text
+        self.across = ""  # in the row that was encoded last, a token that begins in the prompt and ends in the answer
+        self.decodes = False  # each picture once, so that one that is broken is found before the training
+        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
-        self.patience = TEMPLATE_SECONDS
+        self.patience = TEMPLATE_SECONDS  # left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
@@ -4939,6 +5551,8 @@ class Encoder:
         }
 
     def require_read(self, row: Row) -> None:
+        """Refuses a row with a picture, sound or film in a column that is not read: the plan was made from the first
+        rows, and the text alone would teach something else."""
         column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
         if column is not None:
             raise Refused(
@@ -4951,6 +5565,12 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
+        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: of "is " and
+        "four" so is " four", which begins with a space of the prompt.
+
+        A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins with the
+        first of them, and an end token, which is trained so that the model learns to stop.
+        """
         adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
@@ -4959,7 +5579,7 @@ class Encoder:
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]
-            ids[-1] = labels[-1] = self.end_token()
+            ids[-1] = labels[-1] = self.end_token()  # an end token that the tokenizer appends itself is in no span
         return ids, labels
 
     def end_token(self) -> int:
@@ -4970,6 +5590,7 @@ class Encoder:
         return int(self.tokenizer.eos_token_id)
 
     def chat_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
+        """The rendered conversation and the character spans of the assistant's answers, end token included."""
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(example["messages"])
         tools = example["tools"]
@@ -4987,10 +5608,12 @@ class Encoder:
         if self.recipe["loss_on"] == "all":
             if any(message["role"] == "assistant" and is_left_out(message) for message in messages):
                 self.note(LEFT_OUT_TRAINED)
-            return rendered, []
+            return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
+        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
+        them the text would be the same, and often an empty answer would be trained."""
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
@@ -5002,6 +5625,8 @@ class Encoder:
                     )
 
     def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
+        """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know
+        them leave them out without an error, and some write the calls of an answer without its text."""
         if tools and self.try_render(messages, None) == rendered:
             self.note(NO_TOOLS)
         for index, message in enumerate(messages):
@@ -5014,6 +5639,7 @@ class Encoder:
                 self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
 
     def look_for_stop(self, last: int) -> None:
+        """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
@@ -5024,15 +5650,18 @@ class Encoder:
             )
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
+        """The span of one answer: its text, its calls of tools, and the token that ends the turn. It starts where the
+        generation prompt ends, because from there on the model writes."""
         messages, tools = example["messages"], example["tools"]
         calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
         if before and not prefix and index == example["trained_messages"][-1]:
-            self.note(ANOTHER_PROMPT)
+            self.note(ANOTHER_PROMPT)  # many templates write earlier turns in another way, without their thoughts
         span = None if calls else self.around_answer(example, rendered, index)
         if span is None:
             through = self.render(messages[: index + 1], tools)
+            # Some templates always open another answer behind it (Command R7B), as at the end of `before`.
             answer, eos, opening = through.rpartition(self.tokenizer.eos_token or MARK)
             through = answer + eos if before.endswith(opening) else through.rstrip()
             if prefix and rendered.startswith(through):
@@ -5049,6 +5678,8 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
+        """The span of the answer without the token that ends it: what changes in the text when marks take the place of
+        its text and thoughts, and its calls are left out."""
         messages = example["messages"]
         marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
         marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
@@ -5059,12 +5690,14 @@ class Encoder:
         return None
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
+        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
+        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
-        except Refused as refusal:
+        except Refused as refusal:  # a tool that answers without a call
             if refusal.error["code"] == "unsafe_file":
                 raise
             return None
@@ -5078,6 +5711,7 @@ class Encoder:
         return match.end()
 
     def try_render(self, messages: list[Message], tools: Any) -> str | None:
+        """The conversation as the template writes it; None where the template refuses it."""
         try:
             return self.render(messages, tools)
         except Refused as refusal:
@@ -5095,6 +5729,7 @@ class Encoder:
                 expected="a model with a chat template (most Instruct models), or rows of plain text",
                 hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
             )
+        # The template's own refusal, and what its expressions raise.
         errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
         started = time.thread_time()
         try:
@@ -5123,10 +5758,12 @@ class Encoder:
             self.patience += earned - (time.thread_time() - started)
 
     def written_day(self, form: str) -> str:
+        """What a template gets that asks for the time: the day alone, so that a row is always the same text."""
         self.note(WRITES_DATE)
         return str(getattr(self.tokenizer, "day", date.today()).strftime(form))
 
     def in_parts(self, messages: list[Message]) -> list[Any]:
+        """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""
         if self.pictures is None:
             return list(messages)
         return [message | {"content": self.pictures.parts(message["content"])} for message in messages]
@@ -5136,13 +5773,14 @@ class Encoder:
             text = example["text"] if example["kind"] == "text" else example["prompt"]
             before = self.before_question()
             self.note(ALREADY_RENDERED if before and before in text else WITHOUT_TEMPLATE)
-            example["without_template"] = self.recipe["format"] in ("completion", "text")
+            example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
         if example["kind"] == "text":
             return example["text"], [(0, len(example["text"]))]
         rendered = example["prompt"] + example["completion"]
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
+        """Refuses a question that was rendered with the template before: it would be rendered twice."""
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
         mark = next((mark for mark in self.template_marks if mark in question), None)
         if mark is not None:
@@ -5156,12 +5794,14 @@ class Encoder:
 
     @cached_property
     def template_marks(self) -> list[str]:
+        """The text that the template writes right before a question, and every special token before it."""
         last = self.before_question()
         signed = {last} if last[:1] in ("<", "[") else set()
         return sorted({token for token in self.special if token and token in self.head} | signed)
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
+        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
         turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
@@ -5171,14 +5811,17 @@ class Encoder:
 
     @cached_property
     def around(self) -> tuple[int, int]:
-        ids = self.tokenizer("a").input_ids or [IGNORED]
+        """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
+        ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
         return ids[0], ids[-1]
 
     def before_question(self) -> str:
+        """The line that the template writes right before a question; empty if it writes none."""
         return self.head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
 
     @cached_property
     def head(self) -> str:
+        """What the template writes before a question; empty for a template that needs more than a question."""
         try:
             return self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
         except Refused:
@@ -5192,10 +5835,16 @@ class Encoder:
 # --- model ---
 # The model: how it is loaded, which part of it trains, and how its answers are scored.
 
+# The softmax of a chunk of logits is computed in parts of so many elements, which stay in the cache.
 SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
+    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16.
+
+    TRL (1.16) makes the adapter of a quantized base bfloat16 in any case. PEFT (0.21) leaves a module that trains whole
+    in the type of the base. On CUDA, the scaler of float16's gradients accepts neither.
+    """
     import torch
 
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -5206,6 +5855,8 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
+    """Refuses, before the first step, an optimizer that trains other weights than float32: their gradients cannot be
+    scaled for float16."""
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
@@ -5220,6 +5871,9 @@ def require_float32(optimizer: Any) -> None:
 
 
 def keep_input_types(model: Any) -> None:
+    """Leaves it to autocast in which type an adapter computes. PEFT (0.21) makes the input of each layer float32, and
+    autocast makes it 16-bit again. The values are the same, but each layer copies its input twice: a fifth of the GPU's
+    time on an H100. Not for DoRA, which multiplies in float32 too."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
@@ -5228,6 +5882,14 @@ def keep_input_types(model: Any) -> None:
 
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
+    """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
+    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
+
+    The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
+    mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
+    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16). Where TRL's own fused head is fast
+    (`fused`) and can score the model, it stays.
+    """
     import functools
     import types
 
@@ -5244,7 +5906,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         return
     original, log_probs = model.forward, log_probs_function()
 
-    @functools.wraps(type(model).forward)
+    @functools.wraps(type(model).forward)  # `generate` reads the signature
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
         if not fused_lm_head:
             return original(*args, **kwargs) if labels is None else original(*args, labels=labels, **kwargs)
@@ -5264,8 +5926,8 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         spread = none.masked_scatter(mask, scored)
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
-            aux_loss = none.new_zeros(())
-        return ModelOutput(
+            aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
+        return ModelOutput(  # DistributedDataParallel finds in it which weights were used
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
 
@@ -5273,6 +5935,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
 
 
 def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
+    """The outputs of the forward pass without the product of its head, and the hidden states that the head received."""
     hidden_states = []
 
     def keep(hidden: Any) -> Any:
@@ -5291,6 +5954,13 @@ def log_probs_function() -> Any:
     import torch
 
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
+        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
+
+        d log p / d logits = one at the label - softmax(logits). If the weight is frozen, the gradient of `hidden` is
+        computed in the forward pass, while the logits of a chunk exist. If it trains, the backward pass computes the
+        logits again.
+        """
+
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
             ctx.trained = ctx.needs_input_grad[1]
@@ -5332,6 +6002,8 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
+    """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
+    neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     built = model_class(recipe)._model_mapping.get(type(config), None)
     if kernel != "sdpa" or built is None or built._supports_sdpa:
         return kernel
@@ -5340,6 +6012,7 @@ def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
 
 
 def model_class(recipe: Recipe) -> Any:
+    """The class that loads the model: with its vision tower where the rows have pictures."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if recipe.get("images") else AutoModelForCausalLM
@@ -5349,6 +6022,8 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
+    # A frozen base has the type of the computation. Weights that train are float32: a step that moves a bfloat16 by
+    # less than 1/256 of it changes nothing. `pure_bf16` accepts that.
     in_full = is_full(recipe) and not recipe["pure_bf16"]
     dtype = torch.float32 if in_full else getattr(torch, placement["dtype"])
     quantization = None
@@ -5358,6 +6033,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
+            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
@@ -5372,11 +6048,12 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    model.config.use_cache = False
+    model.config.use_cache = False  # a cache and gradient checkpointing cannot be used together
     return model
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
+    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
@@ -5385,10 +6062,12 @@ def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
 
 
 def is_full(recipe: Recipe) -> bool:
+    """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
 
 
 def check_optimizer(recipe: Recipe) -> None:
+    """Refuses an unknown optimizer before the model is loaded. The trainer would refuse it afterwards."""
     from transformers.training_args import OptimizerNames
 
     names = [name.value for name in OptimizerNames]
@@ -5408,7 +6087,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
     modules = list(model.named_modules(remove_duplicate=False))
     language = [each for each in modules if vision_part(each[0]) == "language"]
-    sees = len(language) < len(modules)
+    sees = len(language) < len(modules)  # it has a vision part, which rows of text do not train
     for target in recipe["target_modules"]:
         check_target(target, language, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
@@ -5430,6 +6109,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
+    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
+    all linear layers. Names of targets alone would hit the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -5447,6 +6128,8 @@ def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list
 
 
 def check_experts(config: Any, model: Any) -> None:
+    """Refuses targets by the names that experts had before transformers 5. PEFT makes one adapter for all experts of
+    such names, in dense layers too, for which `skill-train merge` has no rule."""
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
@@ -5456,7 +6139,7 @@ def check_experts(config: Any, model: Any) -> None:
     try:
         convert(trial, model)
         of_experts = sorted(set(config.target_modules) - set(trial.target_modules))
-    except ValueError:
+    except ValueError:  # only some of the names that belong together are there
         of_experts = sorted(config.target_modules)
     if of_experts:
         raise Refused(
@@ -5469,6 +6152,7 @@ def check_experts(config: Any, model: Any) -> None:
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
+    """Refuses a target that PEFT does not find, that cannot have an adapter, or that could not be merged."""
     import torch
 
     matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
@@ -5478,7 +6162,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in matching):
+    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",
@@ -5491,6 +6175,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
+    """Refuses a name with which no module's name ends: PEFT, which saves every module that ends so, ignores it."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -5532,12 +6217,16 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # --- watch ---
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
-NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
+# A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
+# command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
-TRAINING = threading.Event()
+TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def watch_standard_input(folder: Path) -> None:
+    """Watches standard input in a thread. Before training begins the process ends at once: there is nothing to save."""
+
     def watch() -> None:
         with suppress(OSError):
             while os.read(0, 4096):
@@ -5562,15 +6251,19 @@ def abandoned(when: str) -> Refused:
 
 
 def damaged_file(checkpoint: Path) -> str | None:
+    """The first file of a complete checkpoint with other bytes than were written. Earlier versions wrote no digests."""
     digests = checkpoint / DIGESTS
     try:
         written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
         return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
-    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
         return DIGESTS
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with its marker and all its bytes. Of those that are newer the torn ones are removed and
+    the damaged ones get another name. Every process calls this, and the main process changes the files: what it removes
+    is torn for all."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -5591,6 +6284,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
+    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves. The number of
+    processes may change, which changes the dropout alone: each process draws its own."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -5606,11 +6301,15 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
 
 
 def first_day(folder: Path) -> date | None:
+    """The day on which the run began. Its rows have that date, where the chat template writes one. Earlier versions
+    recorded none."""
     path, read = folder / "environment.json", lambda earlier: earlier.get("day") and date.fromisoformat(earlier["day"])
     return from_earlier_start(path, read, "train into a new --run-dir") if path.is_file() else None
 
 
 def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
+    """Refuses to go on with other weights of the base than those that `environment.json` of the earlier start names.
+    Earlier versions recorded none."""
     path = folder / "environment.json"
     anew = "train into a new --run-dir"
     recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
@@ -5626,25 +6325,31 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
 
 
 class Fed(TypedDict):
+    """The data that one step was fed. `epoch`: how often all rows had been fed by then."""
+
     epoch: float
     tokens: int
     trained_tokens: int
 
 
 class StepLine(Fed):
+    """One line of `metrics.jsonl`."""
+
     step: int
     steps: int
-    start: NotRequired[int]
-    job: NotRequired[str | None]
+    start: NotRequired[int]  # which start of the program made the step
+    job: NotRequired[str | None]  # id in Hugging Face Jobs; the next job of a run may have another machine
     loss: float | None
     grad_norm: float | None
     learning_rate: float | None
     seconds: float | None
     tokens_per_second: float | None
-    memory_bytes: dict[str, int] | None
+    memory_bytes: dict[str, int] | None  # the highest use so far, by kind
 
 
 class Watch:
+    """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
+
     def __init__(self, folder: Path, data: Data, recipe: Recipe, checkpoint: Path | None, *, keep: int) -> None:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
@@ -5661,6 +6366,9 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
+        """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
+        the trainer's own log, which has losses and no times."""
+
         def of_trainer(state: Any) -> dict[int, StepLine]:
             logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
             return {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
@@ -5668,7 +6376,7 @@ class Watch:
         lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
         for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
             line = json_object(text)
-            if line is None or not line.keys() >= NEEDED:
+            if line is None or not line.keys() >= NEEDED:  # a kill cut it in two
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
@@ -5693,6 +6401,7 @@ class Watch:
         }
 
     def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
+        """Refuses to continue with another split: trained rows would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
             was = {name: line.get(name, value) for name, value in fed.items()}
@@ -5728,12 +6437,13 @@ class Watch:
                     control.should_save, control.should_training_stop = False, True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                wait_for_all()
+                wait_for_all()  # each process writes a part of the checkpoint
                 watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
 
     def on_start(self, optimizer: Any, scheduler: Any) -> None:
+        """Adds the optimizer and its schedule to the recorded arguments. The trainer creates them only now."""
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
             recorded = json.loads(record.read_text(encoding="utf-8"))
@@ -5741,10 +6451,11 @@ class Watch:
             write_json(record, recorded | built)
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
+        """Records one step. False when the run must stop."""
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
         loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
         bad = self.bad_loss(step, loss, grad_norm)
-        self.problem = bad or self.problem
+        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
         line: StepLine = {
             "step": step,
             "steps": steps,
@@ -5775,6 +6486,8 @@ class Watch:
         }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
+        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0, a gradient of exactly 0, or
+        above 20 nats and four times the first loss."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
@@ -5783,7 +6496,7 @@ class Watch:
             symptom, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
             symptom, causes = f"exploded to {loss:.3g}", "a learning rate too high"
-        elif grad_norm == 0.0:
+        elif grad_norm == 0.0:  # norms keep the loss of a broken model finite, but it learns nothing any more
             symptom, causes = "has a gradient of exactly 0", "a learning rate too high"
         else:
             return None
@@ -5797,6 +6510,8 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
+        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak. The
+        first answer becomes the baseline."""
         import torch
 
         now = {"rss": peak_rss_bytes()}
@@ -5810,6 +6525,7 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
+        """Adds the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
             share_weights(checkpoint, checkpoint / SPLIT)
@@ -5818,12 +6534,16 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def remove_older(self, checkpoint: Path) -> None:
+        """Removes older checkpoints, once the newest has its marker. The trainer itself (transformers 5.23) would
+        remove them earlier, and by time: after the clock was set back, it would remove the newest."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
             (path / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
+        """Whether a signal reached any of the processes: all must stop after the same step, or the rest would wait for
+        ever. A process whose launcher was killed notices it by another parent."""
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
             self.problem = self.problem or self.interruption()
@@ -5838,6 +6558,8 @@ class Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
+        """Lets Ctrl-C, SIGTERM and the closing of the terminal save a checkpoint after the current step and stop."""
+
         def stop(*_: Any) -> None:
             self.interrupted = True
 
@@ -5851,6 +6573,7 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
+    """The class and the groups of an optimizer, without `lr`, which changes with each step."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
@@ -5874,11 +6597,12 @@ def built_schedule(scheduler: Any) -> dict[str, object]:
 # --- trainer ---
 # The trainer: its arguments, their record, and the folder of what was trained.
 
-SETS_OF_NAMES = ("target_modules", "exclude_modules")
-FIRST_BATCHES = 4
+SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
+FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
+    """TRL's trainer with every argument set. Rows are already tokenized and masked, so TRL prepares nothing."""
     import datasets
     import torch
     import transformers
@@ -5889,8 +6613,10 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     datasets.disable_progress_bars()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
+    # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
+    # weights are loaded. Without that, every process of FSDP would read all the weights into RAM.
     arguments = trainer_arguments(recipe, placement, folder)
-    watch.memory()
+    watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     check_positions(model.config, data)
@@ -5903,12 +6629,15 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
         def create_optimizer(self, *positional: Any) -> Any:
+            """Restores the types of the run first: PEFT (0.21) reads the adapter of a checkpoint as float32."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
             return super().create_optimizer(*positional)
 
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
+            """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
+            before the training compute as the training does."""
             half = torch.float16 if self.args.fp16 else torch.bfloat16 if self.args.bf16 else None
             if half is None:
                 return super().autocast_smart_context_manager(*positional)
@@ -5923,17 +6652,18 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
-    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)  # its print ends the training once nobody reads the output
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
     require_plans_way(trainer, placement)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    trainer._loss_shifts_labels = True
+    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
     return trainer
 
 
 def require_plans_way(trainer: Any, placement: Placement) -> None:
+    """Refuses weights that are divided, or numbers that are rounded, in another way than the plan says."""
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     precision = "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "no"
@@ -5942,6 +6672,7 @@ def require_plans_way(trainer: Any, placement: Placement) -> None:
 
 
 def check_positions(config: Any, data: Data) -> None:
+    """Refuses rows that are longer than a table of positions, which is an IndexError in the first step that has one."""
     longest = max(len(row["input_ids"]) for row in data["train"] + data["held_out"])
     if config.model_type in POSITIONS_IN_TABLE and longest > config.max_position_embeddings:
         raise Refused(
@@ -5954,11 +6685,14 @@ def check_positions(config: Any, data: Data) -> None:
 
 
 class PictureCollator:
+    """Makes a batch of rows with pictures: padded ids and labels, and the tensors of the pictures, which it reads."""
+
     def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
         self.rows, self.pictures = rows, pictures
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
+        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
@@ -5975,12 +6709,15 @@ class PictureCollator:
 
 
 def may_leave_unused(recipe: Recipe) -> bool:
+    """Whether a batch may use only a part of the weights that train: a row without pictures uses those of the language
+    model alone. To look for the unused ones takes time in every pass."""
     parts = recipe.get("lora_parts") or ["language"]
     outside = is_full(recipe) or parts != ["language"] or bool(recipe["modules_to_save"])
     return bool(recipe.get("images")) and outside
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
+    """All arguments. None is left to a default of TRL (1.16: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
 
     return SFTConfig(
@@ -6004,6 +6741,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         use_cpu=placement["device"] == "cpu",
         gradient_checkpointing=placement["gradient_checkpointing"],
         gradient_checkpointing_kwargs={"use_reentrant": False},
+        # The rows arrive tokenized, masked, cut and in order.
         dataset_kwargs={"skip_prepare_dataset": True},
         train_sampling_strategy="sequential",
         max_length=None,
@@ -6018,14 +6756,14 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
-        remove_unused_columns=not recipe.get("images"),
+        remove_unused_columns=not recipe.get("images"),  # the collator of pictures reads `place`
         logging_strategy="steps",
         logging_steps=1,
         logging_nan_inf_filter=False,
         eval_strategy="no",
         save_strategy="steps",
         save_steps=placement["save_steps"],
-        save_total_limit=None,
+        save_total_limit=None,  # `Watch` removes older ones
         save_only_model=False,
         report_to=reporter(placement["report_to"]),
         push_to_hub=False,
@@ -6036,6 +6774,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
+    """Where the metrics are reported too, if the user chose that and the package is installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -6045,18 +6784,23 @@ def reporter(name: str) -> str:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
+    """Trains, or continues from a checkpoint. The seed is set again, so that the checks before have no effect on it.
+    Each process draws its own dropout."""
     import transformers
 
+    # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
     trainer.create_model_card = trainer.model.create_or_update_model_card = lambda *_, **__: None
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        watch.asked_to_stop(trainer.args.device)
+        watch.asked_to_stop(trainer.args.device)  # also after the last step
     if watch.problem is not None:
         raise watch.problem
 
 
 def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
+    returns, it exists for all processes."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -6068,13 +6812,15 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             add_stops(part, getattr(trainer.processing_class, "unlisted_ends", ()))
-            if pictures is not None:
+            if pictures is not None:  # whoever loads the model resizes them as the training did
                 write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
 
 
 def settle_order(config: Path) -> None:
+    """Sorts the sets of names in a config. PEFT (0.21) writes them in the order of Python's hashes, which differs in
+    each process, so the same run would never give the same file twice."""
     if config.is_file():
         values = json.loads(config.read_text(encoding="utf-8"))
         sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
@@ -6082,6 +6828,7 @@ def settle_order(config: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path) -> None:
+    """Replaces a folder of an earlier start as a whole. A kill must not leave a part of it under its name."""
     old = folder.with_name(f".{folder.name}.old.part")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
@@ -6091,6 +6838,8 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
+    """Copies tokenizer, template and configs of the base, byte for byte: converters may not read what transformers
+    saves. In config.json only the type of the weights changes. The card stays behind: a push writes one."""
     for new_file in part.iterdir():
         if ".safetensors" not in new_file.name:
             new_file.unlink()
@@ -6106,6 +6855,8 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
+    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this. The
+    second name of a weight that is tied to another one is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -6114,6 +6865,7 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
+    """The folder with the base's files other than weights, fetched before a lost connection would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
@@ -6129,6 +6881,9 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
+    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
+    the trainer. That of the file of held-out rows covers their text, and that of `system_digest` is of one message."""
+
     train_rows: int
     held_out_rows: int
     rows_sha256: str
@@ -6143,6 +6898,8 @@ class FedData(TypedDict):
 
 
 class Environment(TypedDict):
+    """`environment.json` before training. Objects of libraries have the field names that the libraries chose."""
+
     program: FileDigest
     day: str
     python: str
@@ -6162,6 +6919,8 @@ class Environment(TypedDict):
 
 
 def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], folder: Path) -> Environment:
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction. The optimizer and
+    the schedule are added when training starts."""
     import platform
     from importlib import metadata
 
@@ -6169,7 +6928,7 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest], f
 
     names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
     if data["pictures"] is not None:
-        names.append("pillow")
+        names.append("pillow")  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -6206,6 +6965,7 @@ def built_model(model: Any) -> dict[str, object]:
 
 
 def built_lora(model: Any) -> dict[str, object] | None:
+    """Every field of PEFT's configuration, with sorted sets; None if the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -6236,16 +6996,18 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
 # --- checks ---
 # The smoke verdict: what a training must show, each with its figure.
 
-FIXED_ROWS = 8
+FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
-PICTURE_CHANGE = 1e-5
-RELOAD_TOKENS = 64
+PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
+RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
 Verdict = Literal["pass", "warn", "fail"]
 
 
 class TrainingCheck(TypedDict):
+    """One thing that a training must show."""
+
     name: str
     verdict: Verdict
     figure: float | None
@@ -6253,12 +7015,16 @@ class TrainingCheck(TypedDict):
 
 
 class Answer(TypedDict, total=False):
+    """One prompt, answered before and after training; None if no process holds the whole model."""
+
     prompt: str
     before: str | None
     after: str | None
 
 
 class Checks:
+    """What a smoke test must show, each with its figure: pass, warn or fail."""
+
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         self.pictures = data.get("pictures")
@@ -6277,6 +7043,7 @@ class Checks:
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
+        """Measures what training will change. A resumed run reads these figures from its first start."""
         model = self.trainer.model
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
@@ -6312,10 +7079,11 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            if tuned.is_dir():
+            if tuned.is_dir():  # it is on the first machine alone
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
+        """Checks that accumulated gradients equal those of the large batch: a wrong scale shows in nothing else."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -6333,6 +7101,8 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def picture_losses(self) -> tuple[float, float] | None:
+        """Mean loss of the fixed rows that have pictures, and with a grey picture of the same size, so of as many
+        tokens, in place of each. None where no row has one."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
@@ -6341,6 +7111,7 @@ class Checks:
             return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
+        """Checks that another picture gives another loss. By the words alone it would fall in training all the same."""
         if (losses := self.picture_losses()) is None:
             return
         own, grey = losses
@@ -6350,6 +7121,7 @@ class Checks:
         self.add("pictures_are_read", verdict, change, f"{detail} of it")
 
     def check_pictures_help(self) -> None:
+        """Checks whether the trained answers depend on what the pictures show."""
         if (losses := self.picture_losses()) is None:
             return
         own, grey = losses
@@ -6359,7 +7131,8 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        if self.pictures is not None:
+        """The end of each row, up to its last trained token: together they need the memory of one batch at most."""
+        if self.pictures is not None:  # a picture cannot be cut
             return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
@@ -6371,6 +7144,7 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
+        """The gradient of the trainer's own mean loss over all batches, without dropout, one tensor a weight."""
         import torch
 
         model = self.trainer.model
@@ -6384,6 +7158,8 @@ class Checks:
         return gradient
 
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
+        """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
+        would depend on how the rows are split."""
         plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
         inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
@@ -6395,6 +7171,7 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
+        """Mean loss on some training rows, without dropout."""
         import torch
 
         self.trainer.model.eval()
@@ -6408,7 +7185,7 @@ class Checks:
         after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
-        if before > math.log(size):
+        if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         started_at_zero = [w for name, w in self.trainer.model.named_parameters() if ".lora_B." in name]
@@ -6417,6 +7194,7 @@ class Checks:
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
+        """Checks that the saved files, read back, give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         trained = self.logits(model)
         if is_full(self.recipe):
@@ -6430,6 +7208,8 @@ class Checks:
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
+        """Loads the saved adapter as a second one, in the types of the first. PEFT (0.21) would round a module that
+        trained whole to the type of the base."""
         from peft import set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
@@ -6452,6 +7232,7 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
+        """The saved model as a second one, in the memory of the gradients and of AdamW's moments."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         config = config_with(str(folder), None, model.config._attn_implementation)
@@ -6459,6 +7240,7 @@ class Checks:
         return model_class(self.recipe).from_pretrained(folder, config=config, **options).to(model.device)
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
+        """Some ids of a row, with its pictures, as the model takes them."""
         import torch
 
         if self.pictures is None:
@@ -6469,6 +7251,7 @@ class Checks:
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
+        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
         row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
@@ -6498,8 +7281,9 @@ class Checks:
 # --- cloud/kept ---
 # The names of what a job leaves in its bucket and in the repository, for those who look there.
 
-MARKER = "kept.json"
-PROOF = "training.json"
+MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
+PROOF = "training.json"  # in the repository, while it has no result
+# Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
     "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
     "figures", "seconds", "finished_at",
@@ -6507,23 +7291,26 @@ PUBLISHED = {
 
 
 def result_names(method: str) -> set[str]:
+    """Names in the repository by which it is asked before the training whether it takes the result."""
     whole = {"config.json", "tokenizer_config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
     own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
     return own | {"README.md", "train.json", "environment.json", "recipe.json", "tokenizer.json"}
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
+    """`train.json` as it is pushed. The folder of the run has the whole record."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 # --- cloud/push ---
 # The push: the result, its records and its card in one commit to the Hub.
 
-PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)
-REQUEST_SECONDS = 60.0
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 
 
 def push(plan: Plan, work: Path) -> None:
+    """Pushes the result, its records and its card in one commit. A second push of the same changes nothing."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
@@ -6546,6 +7333,8 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id. A
+    .gitignore there must name no file of this commit or of the result."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -6565,7 +7354,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
                 expected="a private one",
                 hint=f"https://huggingface.co/{repo}/settings makes it private, then start the run again",
             )
-        asked = [CommitOperationAdd(name, b"") for name in sorted(names)]
+        asked = [CommitOperationAdd(name, b"") for name in sorted(names)]  # an empty file is not sent
         api.preupload_lfs_files(repo, asked)
         if left_out := [each.path_in_repo for each in asked if getattr(each, "_should_ignore", False)]:
             raise Refused(
@@ -6585,10 +7374,12 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
 
 def hub_repository(plan: Plan) -> str | None:
+    """The repository for the result."""
     return plan.get("policy", {}).get("hub_model_id")
 
 
 def hub() -> Any:
+    """The client of the Hub, without progress bars and with a time limit for each request."""
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
@@ -6614,6 +7405,7 @@ def hub() -> Any:
 
 
 def stay_here(response: Any) -> None:
+    """Refuses a redirect of a request with a body to another host, and one that would drop the body."""
     request = response.request
     if request.method in ("GET", "HEAD") or not response.has_redirect_location:
         return
@@ -6631,6 +7423,7 @@ def stay_here(response: Any) -> None:
 
 
 def ask_hub(question: Callable[[], Any], repo: str) -> Any:
+    """The Hub's answer. Waits while trouble may pass: too many requests, errors of the Hub, and lost connections."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -6672,17 +7465,20 @@ def unreachable(repo: str, got: str) -> Refused:
 
 
 def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
+    """The Hub id of the model or the data; None if it was on the machine that planned."""
     name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
 
 
 def shown_recipe(plan: Plan) -> Recipe:
+    """The recipe without the folders of the machine that planned."""
     model, data = Path(plan["recipe"]["model"]).name, Path(plan["recipe"]["data"]).name
     return plan["recipe"] | {"model": on_hub(plan, "model") or model, "data": on_hub(plan, "data") or data}
 
 
 def licence(plan: Plan) -> dict[str, str]:
+    """The licence in the card of the base; empty if it has none or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
         return {}
@@ -6696,6 +7492,7 @@ def licence(plan: Plan) -> dict[str, str]:
 
 
 def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
+    """README.md: metadata for the Hub between the lines of ---, then text for a reader."""
     from huggingface_hub import ModelCardData
 
     recipe, repo = plan["recipe"], hub_repository(plan) or ""
@@ -6727,6 +7524,7 @@ without rows of the data, `environment.json` every argument of the trainer and e
 
 
 def card_use(plan: Plan, adapter: bool) -> str:
+    """The lines of Python that load the result. PEFT has no class that finds the base of a vision adapter itself."""
     repo, kind = hub_repository(plan) or "", "ImageTextToText" if plan["recipe"].get("images") else "CausalLM"
     if adapter and kind != "CausalLM":
         base = json.dumps(shown_recipe(plan)["model"])
@@ -6768,17 +7566,23 @@ def files_of(path: Path) -> list[Path]:
 
 # --- cloud/job ---
 # In a cloud job: the supervisor of a training, and the files that it stores.
+#
+# The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
+# (hf-mount: it must be written from start to end, and not changed afterwards). So this process does not train itself.
+# It starts the program on the job's own disk (`work`), as `skill-train local` does, and copies whole files from there.
+# A marker with the SHA-256 of each file comes last. Files without a marker, or with other bytes, were not stored.
 
 KEEP_SECONDS = 2.0
-KEEP_AGAIN_SECONDS = 60.0
+KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
 KEPT_CHECKPOINTS = 2
 LINKS = "being-kept"
-SMALLER_PLAN = "smaller_plan.json"
+SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
+    """Trains, stores everything in the plan's folder, and pushes. A run that was trained before is only pushed."""
     bucket = path.resolve().parent
     try:
         plan = load_plan(path)
@@ -6796,7 +7600,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
             require_kept(bucket)
     except Refused as refusal:
         with suppress(OSError):
-            if not (bucket / MARKER).exists():
+            if not (bucket / MARKER).exists():  # it was refused before it was trained
                 put_json(bucket / "train.failed.json", refusal.failure)
         tell("failed", **refusal.failure)
         return refusal.exit_code
@@ -6804,6 +7608,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
 
 
 def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
+    """Checks that both places for the result can be written. Removes the records of an earlier end."""
     for name in (MARKER, "train.failed.json"):
         (bucket / name).unlink(missing_ok=True)
     put_json(bucket / ".writable", {})
@@ -6817,6 +7622,7 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
 
 
 def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
+    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
     plan = layout_that_was_left(plan, bucket)
     keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
     for tried in (False, True):
@@ -6830,29 +7636,32 @@ def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Fai
             if smaller is None:
                 try:
                     keep_results(work, bucket, failure)
-                except OSError as error:
+                except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
         tell("note", text=second_try_message(plan))
-        with suppress(OSError):
+        with suppress(OSError):  # otherwise a later job would run out of memory first too
             put_json(bucket / SMALLER_PLAN, plan)
     return failure
 
 
 def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
+    """The plan. If an earlier job of it continued with a smaller layout, the plan with that layout."""
     smaller: Plan | None = read_object(bucket / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
 def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
+    """The plan of a second try after memory ran out; None if there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
     return smaller_plan(plan, failure["error"], last_stage(child.output()))
 
 
 def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
+    """The command that `skill-train local` would start for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
     where = ["--data", str(data.resolve())] if data else []
@@ -6860,6 +7669,10 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
+    """The training program. Its output goes to our output and into train.log. A signal to us is passed on: it saves a
+    checkpoint and ends, and everything is stored before we end. It stays in our process group, so that killing the
+    group leaves no process behind."""
+
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
         self.has_launcher = bool(plan.get("launch", {}).get("arguments"))
@@ -6885,21 +7698,23 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
+        """Copies whole lines, and never stops reading: a child that cannot write would wait for ever."""
         with stream:
             for line in stream:
                 with self.lock:
                     for out in (self.log, sys.stdout.buffer):
-                        with suppress(OSError, ValueError):
+                        with suppress(OSError, ValueError):  # closed: a process of the child still writes
                             out.write(line)
                             out.flush()
 
     def running(self, seconds: float) -> bool:
+        """Waits so long for its end. Returns False after the end, when all its output has been read."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return True
         for reader in self.readers:
-            reader.join(timeout=10)
+            reader.join(timeout=10)  # a process that the child left behind may hold the pipe open
         return False
 
     def output(self) -> str:
@@ -6916,13 +7731,15 @@ class Child:
 
 
 def how_it_failed(child: Child, work: Path) -> Failure | None:
+    """The failure in train.failed.json, or one made from the exit code: a killed program writes nothing, and its
+    launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    told = child.output() if child.has_launcher else ""
+    told = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", told) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
@@ -6933,6 +7750,7 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
 
 
 def ended(code: int, child: Child) -> Refused:
+    """The reason for a program that gave none itself. `code` is below 0 for a signal."""
     tail = "\n".join(child.output().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
@@ -6957,13 +7775,17 @@ def ended(code: int, child: Child) -> Refused:
 
 
 class Keeper:
+    """Copies the files of the training to the bucket, which may be full, slow or gone for a while."""
+
     def __init__(self, work: Path, bucket: Path, restored: Path | None) -> None:
         self.work, self.bucket = work, bucket
-        self.whole = {restored.name} if restored else set()
+        self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
         self.not_before = 0.0
         self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
+        """Stores what is new. A failure does not end the training: it is told, and tried again with more room, a minute
+        later or, the last time, at once."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -6991,6 +7813,7 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
+        """Copies a file if it has changed, for those who look on. A restart uses the copy in a checkpoint."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
@@ -6999,6 +7822,7 @@ class Keeper:
                 self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
+        """Copies a checkpoint, and what else a restart needs: the lines of its steps, and the figures from before."""
         started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
         source = self.linked(checkpoint)
@@ -7006,14 +7830,14 @@ class Keeper:
             files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
-            if not is_complete(source):
+            if not is_complete(source):  # some of its files may have been removed before they were listed
                 raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
             remove_kept(target)
             if is_complete(source):
                 raise
-            return
+            return  # the trainer removed it meanwhile, because it has newer ones
         finally:
             shutil.rmtree(self.work / LINKS, ignore_errors=True)
         self.whole.add(checkpoint.name)
@@ -7021,6 +7845,9 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
+        """A folder of hard links to the files of a checkpoint, which the trainer removes when there are two newer ones:
+        a slow bucket would never get a whole one. The checkpoint itself if the disk has no hard links, or no room for
+        two more checkpoints beside the bytes that the links hold."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:
@@ -7036,6 +7863,8 @@ class Keeper:
         return links
 
     def prune(self, count: int) -> None:
+        """Removes older checkpoints and leaves `count` that are known to be whole: of one from an earlier start there
+        may be only the marker."""
         checkpoints = numbered(self.bucket / "checkpoints")
         whole = [path for path in checkpoints if path.name in self.whole]
         for path in checkpoints:
@@ -7062,6 +7891,7 @@ def require_kept(bucket: Path) -> None:
 
 
 def fetch_result(bucket: Path, work: Path) -> bool:
+    """Whether this run was trained before. Its results are then in `work`."""
     marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
@@ -7073,6 +7903,8 @@ def fetch_result(bucket: Path, work: Path) -> bool:
 
 
 def restore(bucket: Path, work: Path) -> Path | None:
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps and the log of earlier starts. A
+    torn one stays in the bucket, because the mount may only show an old state of it."""
     if (bucket / "train.log").is_file():
         copy_file(bucket / "train.log", work / "train.log")
     for checkpoint in numbered(bucket / "checkpoints"):
@@ -7088,6 +7920,7 @@ def restore(bucket: Path, work: Path) -> Path | None:
 
 
 def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
+    """Copies files, and returns whether all have the bytes that were stored. If not, `target` is removed."""
     for name, digest in files.items():
         try:
             whole = copy_file(source / name, target / name) == digest
@@ -7100,18 +7933,21 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 
 def read_object(path: Path) -> Any:
+    """The marker or the plan of an earlier job; None if there is none, or if it is torn."""
     with suppress(FileNotFoundError):
         return json_object(path.read_bytes())
     return None
 
 
 def remove_kept(folder: Path) -> None:
+    """Removes a checkpoint, its marker first, so that nobody finds the marker without its files."""
     with suppress(OSError):
         (folder / MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
 def copy_file(source: Path, target: Path) -> FileDigest:
+    """Copies a file, and returns the digest of what was read."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as file, open(target, "wb") as copy:
@@ -7123,6 +7959,7 @@ def copy_file(source: Path, target: Path) -> FileDigest:
 
 
 def put_json(path: Path, document: Any) -> None:
+    """Writes JSON directly under its final name, because a mounted bucket may not support renaming."""
     path.write_bytes(as_json(document))
 
 
@@ -7130,7 +7967,7 @@ def put_json(path: Path, document: Any) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
@@ -7141,12 +7978,12 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.rehearse and not arguments.job:
         parser.error("--rehearse goes with --job")
-    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:
+    if arguments.job or arguments.probe or "TORCHELASTIC_RUN_ID" not in os.environ:  # no launcher started this process
         forget_launchers()
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent
-    if is_main_process() and not arguments.probe:
+    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
         with suppress(OSError):
             (folder / "train.failed.json").unlink(missing_ok=True)
     try:
@@ -7170,6 +8007,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(plan: Plan, folder: Path, *, resume: bool) -> None:
+    """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
@@ -7197,6 +8035,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         if checkpoint is not None:
             check_base_weights(folder, weights)
         write_json(folder / "environment.json", environment(trainer, data, weights, folder))
+    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
@@ -7213,6 +8052,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
 
 
 def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
+    """Writes the first rows and those that never train, with their pictures: one process does, and none reads them."""
     if not is_main_process():
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
@@ -7220,6 +8060,8 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
+    """The rows for a file of the run, with their pictures under `images/` of its folder. The file of a picture has its
+    digest as its name, so a picture of many rows is kept once."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -7236,6 +8078,7 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
+    """What reads the pictures of the rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
     folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
@@ -7250,8 +8093,10 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. What an
+    earlier start held out (`recorded`, by number in the data) stays so. `named`: the user chose the columns."""
     encode = Encoder(recipe, tokenizer, pictures)
-    if not Path(recipe["data"]).exists():
+    if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named
     source = iter_rows(
         recipe["data"],
@@ -7297,6 +8142,8 @@ def load_data(
 
 
 class TrainFigures(TypedDict):
+    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+
     first_loss: float | None
     last_loss: float | None
     tokens_per_second: float | None
@@ -7306,15 +8153,17 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
+    """`train.json`."""
+
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
-    run: str | None
+    run: str | None  # the id of a run in the cloud
     recipe_hash: str | None
     steps: int
     verdict: Verdict
     outputs: dict[str, FileDigest]
     saved_dtype: str
-    smaller_layout: Reason | None
+    smaller_layout: Reason | None  # why a second try trained with smaller batches
     checks: list[TrainingCheck]
     example: str
     answer: Answer
@@ -7325,9 +8174,10 @@ class TrainRecord(TypedDict):
 
 
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
+    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
-    settled = last[1:] or steps[1:] or steps
+    settled = last[1:] or steps[1:] or steps  # the first step warms up
     timed = sum(line["seconds"] or 0.0 for line in settled)
     earlier = sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start)
     smaller = [reason for reason in plan.get("reasons") or [] if reason.get("rule") == SMALLER]
@@ -7359,6 +8209,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
 
 
 def saved_type(folder: Path) -> str:
+    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
     from safetensors import safe_open
 
     with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
@@ -7372,6 +8223,7 @@ class TimedPass(TypedDict):
 
 
 def probe(plan: Plan) -> dict[str, TimedPass]:
+    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
     recipe, placement = plan["recipe"], plan["placement"]
@@ -7384,14 +8236,14 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
-        model.requires_grad_(False)
+        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
         seconds = []
         for _ in range(3):
             started = time.monotonic()
             loss = model(inputs_embeds=embedded, labels=ids).loss
             loss.backward()
-            value = number(loss.item())
+            value = number(loss.item())  # waits for the device
             seconds.append(time.monotonic() - started)
         figures[name] = {"seconds": min(seconds), "loss": value}
     return figures

@@ -17,7 +17,7 @@ import pytest
 from planning import shipped_flavor
 from skill_train.cloud.elsewhere import colab
 from skill_train.core.errors import UsageError
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 
 nbformat = pytest.importorskip("nbformat")
 

@@ -19,7 +19,8 @@ import pytest
 import training
 from hub_emulator import Hub
 from planned_elsewhere import STEPS, compared, planned, trained_here
-from skill_train.core.resources import node_program, train_program
+from skill_train.core.resources import node_program
+from skill_train.machine.training_program import train_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 

@@ -15,7 +15,7 @@ from command_child import Commands, Done
 from hub_emulator import ALWAYS, Fault, Hub
 from hub_emulator.buckets import Bucket
 from hub_models import add_model
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 
 pytestmark = pytest.mark.slow
 

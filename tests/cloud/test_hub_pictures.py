@@ -18,7 +18,7 @@ import tiny_vision
 from command_child import Commands, Done
 from hub_emulator import Hub
 from picture_bytes import encoded
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import tiny_vision
 import training
 from hub_emulator import Hub, JobFault
 from picture_runs import rows_of_colours, write_run
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ import tiny
 import training
 from by_path import load
 from one_command import answered, called
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.program.main import main
 from skill_train.program.split import feeding_order
 

@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from command_child import Commands, Done
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.model.folder import fingerprint
 from skill_train.recipe.fields import recipe_hash
 

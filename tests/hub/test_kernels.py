@@ -15,7 +15,8 @@ import pytest
 
 import training
 from hub_emulator import Hub
-from skill_train.core.resources import demo, train_program
+from skill_train.core.resources import demo
+from skill_train.machine.training_program import train_program
 from torch_forks import TorchForks
 
 pytestmark = pytest.mark.slow

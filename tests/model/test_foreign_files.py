@@ -16,9 +16,10 @@ import pytest
 import hostile
 from skill_train.core import memory
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.core.resources import demo, train_program
+from skill_train.core.resources import demo
 from skill_train.gguf import convert
 from skill_train.llama import run_converter
+from skill_train.machine.training_program import train_program
 from skill_train.merge import step as merge
 from skill_train.model import adapter, foreign_files, weight_files
 from skill_train.model import folder as model

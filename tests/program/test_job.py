@@ -25,7 +25,7 @@ import training
 from hub_emulator import ALWAYS, Fault, Hub, JobFault
 from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
 from skill_train.cloud.failure_reason import Ending, explain
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
 from waiting import wait_until
@@ -38,7 +38,7 @@ PYTHON = sys.executable
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
 import sys
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.program import main
 from skill_train.program.cloud import job, push
 job.KEEP_SECONDS, push.PAUSES, job.PROGRAM = 0.02, (0, 0), train_program()

@@ -19,8 +19,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 import tiny
-from skill_train.core.resources import train_program
 from skill_train.data import scan as dataset
+from skill_train.machine.training_program import train_program
 from skill_train.program.cloud.job import Keeper, child_command, fetch_result, keep_results, restore
 from skill_train.program.cloud.push import model_card, on_hub, shown_recipe
 from skill_train.program.events import Refused

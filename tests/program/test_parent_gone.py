@@ -108,7 +108,7 @@ def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None
     Its output is events alone, which may fail to be written. A print of a library would end the training.
     """
     run = training.write_run(tmp_path / "run", max_steps=2)
-    from skill_train.core.resources import train_program
+    from skill_train.machine.training_program import train_program
 
     command = [program()[0], str(train_program()), str(run / "plan.json")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)

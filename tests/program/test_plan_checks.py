@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.resources import train_program
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
+from skill_train.machine.training_program import train_program
 from skill_train.plan.make import make_plan
 from skill_train.program import plan as program_plan
 from skill_train.program.checks import Checks

@@ -20,7 +20,7 @@ import pytest
 import shared_runs
 import tiny
 import training
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.program.events import Refused, readable
 from skill_train.program.folders.checkpoints import is_complete
 from skill_train.program.main import main

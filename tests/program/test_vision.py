@@ -19,7 +19,7 @@ from PIL import Image
 import tiny_vision
 import training
 from picture_runs import rows_of_colours, write_rows, write_run
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.program.chat.labels import IGNORED, fed_digest
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused

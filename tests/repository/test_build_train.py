@@ -60,23 +60,15 @@ def test_parts_that_cannot_be_joined_are_refused(parts: Path, part: str, line: s
         BUILD.join(parts)
 
 
-@pytest.mark.parametrize("part", BUILD.PARTS)
-def test_a_part_is_joined_with_all_of_its_code_and_no_docstrings(part: str) -> None:
-    """But those that are all that a class has."""
-    source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
-    (whole, docstrings), (joined, left) = map(_without_docstrings, (source, BUILD.shortened(source)))
-    assert joined == whole
-    assert left == [(docstring, alone) for docstring, alone in docstrings if alone]
-
-
-def _without_docstrings(source: str) -> tuple[str, list[tuple[str, bool]]]:
-    """The code, and the docstrings of its functions and classes; True for one without anything behind it."""
-    tree, docstrings = ast.parse(source), []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)) is not None:
-            docstrings.append((docstring, len(node.body) == 1))
-            node.body = node.body[1:]
-    return ast.dump(tree), docstrings
+def test_each_part_is_joined_whole_behind_its_imports() -> None:
+    """With its comments and docstrings: whoever reads the program of a job has all of it."""
+    whole = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
+    for part in BUILD.PARTS:
+        source = (BUILD.SOURCE / f"{part}.py").read_text(encoding="utf-8")
+        last = max(
+            node.end_lineno or 0 for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)
+        )
+        assert "\n".join(source.splitlines()[last:]).strip() in whole
 
 
 def test_a_difference_is_found_and_mended(tmp_path: Path) -> None:

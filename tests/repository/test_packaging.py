@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -25,22 +24,7 @@ PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswit
 SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
     path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
 }
-# Parts of the training program that nothing else imports: they travel in the joined program alone.
-JOINED_ONLY = {
-    f"skill_train/program/{name}.py"
-    for name in (
-        "checks",
-        "cloud/job",
-        "cloud/push",
-        "main",
-        "model",
-        "split",
-        "start/given",
-        "trainer",
-        "watch",
-    )
-}
-PROGRAMS = {"skill_train/shipped/train.py", "skill_train/shipped/skypilot_node.py"}
+PROGRAMS = {"skill_train/shipped/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
     "skill_train/demo/data.parquet",
@@ -66,6 +50,7 @@ DATA = {
     "skill_train/report/run.html",
     "skill_train/report/style.css",
     "skill_train/commands/tested.json",
+    "skill_train/program/train.sha256",
 }
 
 
@@ -81,31 +66,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
-    modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")} - JOINED_ONLY
+    modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     skill = {f"skill_train/shipped/skill/{name}" for name in SKILL}
     assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
-
-
-def test_no_module_of_the_wheel_imports_one_that_is_left_out(wheel: zipfile.ZipFile) -> None:
-    """Also where an import waits in a function."""
-    left_out = {name.removesuffix(".py").replace("/", ".") for name in JOINED_ONLY}
-    programs = {name for name in wheel.namelist() if name.endswith(".py")} - PROGRAMS
-    found = {name: imported(wheel.read(name).decode()) & left_out for name in programs}
-    assert {name: names for name, names in found.items() if names} == {}
-    assert imported((PACKAGE / "program" / "main.py").read_text()) & left_out == left_out - {"skill_train.program.main"}
-
-
-def imported(source: str) -> set[str]:
-    """The modules that a source names in its imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {node.module or ""} | {f"{node.module}.{each.name}" for each in node.names}
-    return names
 
 
 def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
@@ -125,7 +90,7 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     """5 MB is the limit for the embedded model of text, and 1.2 MB for that of pictures; 3.5 MB for everything else,
-    before it is packed. The training program is in it joined, and those of its parts that commands import."""
+    before it is packed."""
     sizes = {entry.filename.removeprefix("skill_train/"): entry.file_size for entry in wheel.infolist()}
     models = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     text, pictures = (f"demo/{folder}/model.safetensors" for folder in ("model", "vision/model"))
@@ -134,11 +99,32 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     assert sum(sizes.values()) - sum(models.values()) < 3_500_000
 
 
-@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
-def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
-    name = Path(source).name
-    assert wheel.read(f"skill_train/shipped/{name}") == (ROOT / source).read_bytes()
+def test_the_wheel_has_the_program_of_a_machine(wheel: zipfile.ZipFile) -> None:
+    name = "skypilot_node.py"
+    assert wheel.read(f"skill_train/shipped/{name}") == (ROOT / "scripts" / name).read_bytes()
     assert not (PACKAGE / name).exists()
+
+
+def test_the_wheel_joins_the_training_program_to_the_bytes_of_the_checkout(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """What lies in the cache is not believed, and a part that was edited is refused."""
+    wheel.extractall(tmp_path / "site")
+    code = "from skill_train.machine.training_program import train_program as of; print(of())"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "SKILL_TRAIN_CACHE": str(tmp_path / "cache")}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    path = Path(run().stdout.strip())
+    assert path.is_relative_to(tmp_path / "cache") and path.name == "train.py"
+    assert path.read_bytes() == (ROOT / "scripts" / "train.py").read_bytes()
+    path.write_text("print('another')")
+    assert Path(run().stdout.strip()).read_bytes() == (ROOT / "scripts" / "train.py").read_bytes()
+    with open(tmp_path / "site" / "skill_train" / "program" / "rows.py", "a") as part:
+        part.write("\n# edited\n")
+    assert "was changed after it was installed" in run().stderr
 
 
 def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:

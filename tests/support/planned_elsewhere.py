@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import training
-from skill_train.core.resources import train_program
+from skill_train.machine.training_program import train_program
 from skill_train.run import compare_runs
 from skill_train.run.folder import RunDir
 

@@ -18,11 +18,11 @@ import msgspec
 
 from skill_train.core import waiting
 from skill_train.core.errors import Interrupted, SkillTrainError, Temporary, quoted
-from skill_train.core.resources import train_program
 from skill_train.hub import jobs
 from skill_train.hub.client import patiently
 from skill_train.hub.errors import StillAsking
 from skill_train.hub.jobs import Job
+from skill_train.machine.training_program import train_program
 from skill_train.run import cloud_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir

@@ -15,11 +15,11 @@ from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.stage_data import Staged
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, UsageError, quoted
-from skill_train.core.resources import train_program
 from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.client import patiently
 from skill_train.hub.jobs import LIVE, Job
+from skill_train.machine.training_program import train_program
 from skill_train.plan.file import write_plan
 from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord

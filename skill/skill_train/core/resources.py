@@ -10,21 +10,19 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _SHIPPED = _PACKAGE / "shipped"  # only in the wheel
 
 
-def train_program() -> Path:
-    """The path of `train.py`: inside the package in a wheel, in `scripts/` in a checkout. The bytes are the same."""
-    shipped = _SHIPPED / "train.py"
-    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
+def is_checkout() -> bool:
+    return not _SHIPPED.is_dir()
 
 
 def program_packages() -> list[str]:
     """The packages in the header of the training program, each with its version."""
-    header = train_program().read_text(encoding="utf-8").split("# ///")[1]
+    header = (_PACKAGE / "program" / "main.py").read_text(encoding="utf-8").split("# ///")[1]
     return re.findall(r'^#\s+"([\w.-]+==[\w.]+)",$', header, re.MULTILINE)
 
 
 def node_program() -> Path:
     """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
-    return train_program().with_name("skypilot_node.py")
+    return (_PACKAGE.parents[1] / "scripts" if is_checkout() else _SHIPPED) / "skypilot_node.py"
 
 
 def demo(method: str = "text") -> Path:

@@ -31,9 +31,9 @@ from skill_train.core.errors import (
 )
 from skill_train.core.files import write_text
 from skill_train.core.memory import watch_memory
-from skill_train.core.resources import train_program
 from skill_train.facts import JsonObject
 from skill_train.llama.get_converter import Toolchain
+from skill_train.machine.training_program import train_program
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config

@@ -36,10 +36,10 @@ from skill_train.core.errors import (
 from skill_train.core.files import write_json
 from skill_train.core.memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
-from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.machine.limits import require_room_for_torch
+from skill_train.machine.training_program import train_program
 from skill_train.plan.file import require_own_folder, write_plan
 from skill_train.program import plan as program_plan
 from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals

@@ -12,9 +12,10 @@ from pathlib import Path
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
-from skill_train.core.resources import template, train_program
+from skill_train.core.resources import template
 from skill_train.core.units import megabytes
 from skill_train.facts import Flavor, JsonObject
+from skill_train.machine.training_program import train_program
 from skill_train.run.job_spec import ENVIRONMENT
 
 # The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).

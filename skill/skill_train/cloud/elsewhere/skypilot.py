@@ -19,8 +19,9 @@ from typing import NamedTuple, TypedDict
 from msgspec.structs import replace
 
 from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError, quoted
-from skill_train.core.resources import node_program, program_packages, train_program
+from skill_train.core.resources import node_program, program_packages
 from skill_train.facts import Flavor
+from skill_train.machine.training_program import train_program
 from skill_train.plan import launch_args
 from skill_train.plan.places import machine_of
 from skill_train.run.job_spec import ENVIRONMENT

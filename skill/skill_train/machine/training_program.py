@@ -1,0 +1,101 @@
+"""The training program as one file: scripts/train.py of a checkout. A wheel has its parts, and joins them to the same
+bytes.
+
+The parts are `skill_train.program`. The joined file starts with the head of main.py (pinned versions, docstring), then
+come the imports of all parts, then the parts from events to main.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from skill_train.core.errors import NotInstalled
+from skill_train.core.files import write_text
+from skill_train.core.resources import is_checkout
+from skill_train.machine.read import cache_dir
+
+SOURCE = Path(__file__).resolve().parents[1] / "program"
+DIGEST = SOURCE / "train.sha256"
+PACKAGE = "skill_train.program."
+# A part imports those before it.
+PARTS = (
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/chosen", "chat/pairs", "examples",
+    "chat/answers", "chat/typed", "chat/told", "chat/labels", "parquet", "pictures/beside", "pictures/decode",
+    "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens", "tables/shape",
+    "rows", "start/given", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/kept",
+    "cloud/push", "cloud/job", "main",
+)  # fmt: skip
+_NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
+
+
+@cache
+def train_program() -> Path:
+    """The path of `train.py`. From a wheel it is written to the cache, unless it is there.
+
+    Raises:
+        NotInstalled: a part is not the one of this release.
+    """
+    if is_checkout():
+        return SOURCE.parents[2] / "scripts" / "train.py"
+    text = joined({part: (SOURCE / f"{part}.py").read_text(encoding="utf-8") for part in PARTS})
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if digest != DIGEST.read_text(encoding="utf-8").strip():
+        raise NotInstalled(
+            f"the training program in {SOURCE} was changed after it was installed",
+            code="missing_package",
+            expected="the files of the release, from which each job gets the same program",
+            hint="pip install --force-reinstall skill-train",
+        )
+    path = cache_dir() / f"train-{digest[:16]}" / "train.py"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+    return path
+
+
+def joined(sources: Mapping[str, str]) -> str:
+    """The whole program, from the text of each part."""
+    trees = {part: parsed(sources[part]) for part in PARTS}
+    head = sources["main"].partition("from __future__")[0]
+    bodies = [_banner(part, trees[part]) + _body(sources[part], trees[part]) for part in PARTS]
+    return _NOTE + head + _imports(trees) + "\n" + "\n\n".join(bodies)
+
+
+parsed = cache(ast.parse)
+
+
+def origins(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """What an import binds: names, and where each is from."""
+    module = f"{node.module or 'skill_train'}." if isinstance(node, ast.ImportFrom) else ""
+    return {alias.asname or alias.name: module + alias.name for alias in node.names}
+
+
+def _imports(trees: Mapping[str, ast.Module]) -> str:
+    """Those of the standard library, in the order that ruff wants."""
+    nodes = [node for tree in trees.values() for node in tree.body]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names: dict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and not f"{node.module}.".startswith(PACKAGE):
+            names[str(node.module)] |= {alias.name for alias in node.names}
+    lines = [f"from __future__ import {', '.join(names.pop('__future__'))}\n", *(f"import {m}" for m in sorted(plain))]
+    for module in sorted(names):
+        ordered = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name.lower()))
+        lines.append(f"from {module} import {', '.join(ordered)}")
+    return "\n".join(lines) + "\n"
+
+
+def _banner(part: str, tree: ast.Module) -> str:
+    """The name of a part, and what its docstring says; main's is that of the whole."""
+    text = "" if part == "main" else ast.get_docstring(tree) or ""
+    return f"# --- {part} ---\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def _body(source: str, tree: ast.Module) -> str:
+    last = max(node.end_lineno or 0 for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    rest = "".join(source.splitlines(keepends=True)[last:]).lstrip("\n")
+    return ("\n\n" if rest.startswith(("def ", "class ", "@")) else "\n") + rest
