@@ -206,11 +206,16 @@ def test_a_broken_file_is_one_clear_error(
     assert refused.answer["error"]["hint"] and "Traceback" not in refused.stderr
 
 
-def test_a_prompt_that_is_too_long_says_so(commands: Commands, made: gguf_maker.Export) -> None:
+def test_a_prompt_that_is_too_long_says_so(commands: Commands, made: gguf_maker.Export, run: Path) -> None:
     for word in ("--file", "--raw"):
         extra = () if word == "--file" else (word,)
         refused = asked(commands, made.file("f16"), "--prompt", "word " * 600, "--context", 256, *extra)
         assert refused.error == (2, "bad_usage") and "256 tokens" in refused.answer["error"]["expected"]
+        assert "--context" in refused.answer["error"]["hint"]
+    for model in ((made.file("f16"),), (run, "--file", "merged")):  # 2048 is all that the models were made for
+        refused = asked(commands, *model, "--prompt", "word " * 3000, "--context", 4096)
+        assert refused.error == (2, "bad_usage") and "2048 tokens" in refused.answer["error"]["expected"]
+        assert "--context" not in refused.answer["error"]["hint"]
 
 
 def test_a_run_of_bare_text_continues_it(commands: Commands, run: Path, tmp_path: Path) -> None:
@@ -317,6 +322,12 @@ def test_a_file_that_failed_its_proof_or_changed_since_is_told(commands: Command
     assert len(said) == 1 and said[0].startswith("run-q8_0.gguf failed it: digest")
     assert _unproven(asked(commands, mine, "--file", "q4_k_m", *words, "merged")) == []
     (mine / "verify.json").unlink()
+    for command in (("chat", mine, "--file", "q8_0", *words, "q4_k_m"), ("bench", mine, "--rounds", 1)):
+        done = commands.run(Path.cwd(), dict(os.environ), *command)
+        (said,) = [each["message"] for each in done.answer["warnings"] if each["code"] == "not_proven"]
+        assert said.startswith(f"{mine / 'quantize.json'}: run-q8_0.gguf is not the file that was exported; ")
+        assert said.endswith(f"then skill-train export-gguf {mine} --quant q8_0")
+    file.write_bytes(content)  # the exported one again, at another time
     assert _unproven(asked(commands, mine, "--file", "q8_0", *words, "q4_k_m")) == []
 
 

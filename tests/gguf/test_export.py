@@ -210,8 +210,9 @@ def test_every_type_can_be_made_or_is_refused_before_anything_runs(exported: Pat
     refused = {quant for quant, plan in plans.items() if plan["needs_imatrix"]}
     # By hand from tensor_requires_imatrix in llama.cpp's src/llama-quant.cpp; iq3_xs mixes in iq3_xxs.
     assert refused == {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "q2_k_s"}
-    with pytest.raises(UsageError, match="cannot make iq1_s without an importance matrix"):
+    with pytest.raises(UsageError, match="cannot make iq1_s without an importance matrix") as caught:
         quantized(exported, ["q2_k", "iq1_s"])
+    assert caught.value.hint.endswith("--imatrix FILE")  # there is no run whose rows one could be computed of
     assert not (exported / "gguf" / "model-q2_k.gguf").exists()
 
 

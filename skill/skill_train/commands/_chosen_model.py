@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.core.console import Console
-from skill_train.core.digests import is_file_of
+from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import UsageError, nearest, quoted
 from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
@@ -20,7 +20,6 @@ from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.records import timestamp
 from skill_train.run.train_record import is_asked_bare, trained_system
-from skill_train.run.verify_record import Proof
 
 _FOLDERS = ("base", "adapter", "merged")
 
@@ -93,31 +92,54 @@ def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
 
 
 def warn_of_proof(console: Console, choice: Chosen) -> None:
-    """Warns of a file of a run that is of an earlier training, failed its proof, or changed after it."""
+    """Warns of a file of a run that is of an earlier training, is not the exported one, failed its proof, or changed
+    after it."""
     if doubt := doubt_of_training(choice):
         console.warn("other_adapter", doubt)
-    record, file = RunDir(choice.where).record("verify"), choice.model.path
-    if not (choice.model.is_gguf and record.is_file()):
+    run, file = RunDir(choice.where), choice.model.path
+    if not choice.model.is_gguf:
         return
+    if doubt := _doubt_of_proof(run.record("verify"), file):
+        console.warn("not_proven", doubt)
+    else:
+        warn_of_replaced(console, run, [file, choice.model.projector or file])
+
+
+def _doubt_of_proof(record: Path, file: Path) -> str:
+    """Why the proof does not speak for a file that it is of; else empty."""
+    if not record.is_file():
+        return ""
     try:
         proof = verify_record.read(record)
     except UsageError as error:
-        console.warn("not_proven", error.message)
-        return
+        return error.message
     failed = [check.name for check in proof.checks if check.file == file.name and check.verdict == "fail"]
     if failed:
-        console.warn("not_proven", f"{record}: {file.name} failed it: {', '.join(failed)}")
-    elif file.name in proof.inputs.ggufs and not _is_as_proven(file, proof):
-        console.warn("not_proven", f"{record}: {file.name} changed after it")
+        return f"{record}: {file.name} failed it: {', '.join(failed)}"
+    stated = proof.inputs.ggufs.get(file.name)
+    changed = stated is not None and not _is_as_recorded(file, stated, proof.finished_at)
+    return f"{record}: {file.name} changed after it" if changed else ""
 
 
-def _is_as_proven(file: Path, proof: Proof) -> bool:
-    """Whether a file is the one of its proof. A digest takes seconds, so only a file that was written, copied or moved
-    there after the proof is read."""
-    stat, stated = file.stat(), proof.inputs.ggufs[file.name]
+def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:
+    """Warns of files of a run that are not the ones that were exported."""
+    names = [file.name for file in files]
+    for record in filter(Path.is_file, map(run.record, ("convert", "quantize", "mmproj"))):
+        made = export_record.read(record)
+        for name, digest in made.outputs.items():
+            file = run.path / name
+            if file.name in names and file.is_file() and not _is_as_recorded(file, digest, made.finished_at or ""):
+                again = f"move it away, then skill-train export-gguf {quoted(run.path)}"
+                again += export_record.quant_option(digest["quant"]) if record.stem != "mmproj" else ""
+                console.warn("not_proven", f"{record}: {file.name} is not the file that was exported; {again}")
+
+
+def _is_as_recorded(file: Path, stated: FileDigest, finished_at: str) -> bool:
+    """Whether a file is the one of its record. A digest takes seconds, so only a file that was written, copied or moved
+    there after the record is read."""
+    stat = file.stat()
     placed = timestamp(datetime.fromtimestamp(max(stat.st_mtime, stat.st_ctime), UTC))
-    untouched = placed <= proof.finished_at
-    return (stat.st_size == stated["bytes"] and untouched) or is_file_of(file, stated)
+    return (stat.st_size == stated["bytes"] and placed <= finished_at) or is_file_of(file, stated)
 
 
 def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Model:

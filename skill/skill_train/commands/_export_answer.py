@@ -14,6 +14,7 @@ from skill_train.commands._projector import server
 from skill_train.core.console import Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.gguf.export_files import model_of, outtype
+from skill_train.run.export_record import quant_option
 
 
 @dataclass(frozen=True)
@@ -115,5 +116,5 @@ def _no_file_of(kind: str, there: list[str]) -> UsageError:
         code="bad_usage",
         expected=", ".join(sorted(there)),
         got=kind,
-        hint=f"name the type in --quant too: --quant {quoted(kind)}",
+        hint=f"name the type in --quant too:{quant_option(kind) or ' --mix FILE'}",
     )

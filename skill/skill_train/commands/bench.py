@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from skill_train.commands._chosen_model import warn_of_replaced
 from skill_train.commands._command import PATH, Whole, argument, command, engine_device_option, option
 from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Bar, Console, Result
@@ -75,7 +76,7 @@ def bench(options: BenchOptions, console: Console) -> Result:
 
     Files run with llama.cpp's own defaults. A figure is left out if other programs used the processor meanwhile.
     """
-    files, machine = _files(options.files), read_machine()
+    files, machine = _files(options.files, console), read_machine()
     measured = list[BenchedFile]()
     with console.progress("measuring") as progress:
         for number, file in enumerate(files):  # each in a process of its own, one after the other
@@ -88,8 +89,8 @@ def bench(options: BenchOptions, console: Console) -> Result:
     return Result(data, human=lambda rich: _draw(rich, measured, machine.chip), quiet=quiet)
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those of the runs that are named."""
+def _files(paths: Sequence[Path], console: Console) -> list[Path]:
+    """The files that are named, and those of the runs that are named. Warns of one that is not the exported one."""
     files = list[Path]()
     for path in paths:
         if path.is_dir():
@@ -98,6 +99,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
                 hint = f"skill-train export-gguf {quoted(path)}"
                 raise UsageError(f"{path} has no GGUF file", code="missing_file", expected="an exported run", hint=hint)
             files += run.ggufs
+            warn_of_replaced(console, run, run.ggufs)
         else:
             files.append(path)
     return files

@@ -171,7 +171,7 @@ def _require_exported(run: RunDir, models: list[Model]) -> None:
         for name, made in outputs.items():
             if (file := run.path / name).resolve() in asked:
                 again = f"skill-train export-gguf {quoted(run.path)}"
-                again += f" --quant {quoted(made['quant'])}" if record.stem != "mmproj" else ""
+                again += export_record.quant_option(made["quant"]) if record.stem != "mmproj" else ""
                 require_unchanged(file, made, record, f"move {quoted(file)} away and make it again: {again}")
 
 

@@ -34,6 +34,7 @@ from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
 from skill_train.run.export_record import MIX_KEY, ExportedFile, ExportRecord, MatrixChoice, QuantizedFile
 from skill_train.run.folder import (
+    RunDir,
     StepResult,
     note_of,
     noted,
@@ -149,7 +150,7 @@ def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> di
     needing = [quant for quant, plan in plans.items() if plan["needs_imatrix"]]
     for quant in needing:
         if matrix is None or matrix.missing:
-            raise _needs_matrix(quant, matrix)
+            raise _needs_matrix(request, quant)
     if needing and matrix:  # with one, llama.cpp gives some tensors other types
         job = _job(request, {quant: types[quant] for quant in needing})
         again = dry_run({**job, "matrix": str(matrix.file)})
@@ -160,14 +161,18 @@ def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> di
     return plans
 
 
-def _needs_matrix(quant: str, matrix: Matrix | None) -> UsageError:
+def _needs_matrix(request: QuantizeRequest, quant: str) -> UsageError:
+    matrix = request.matrix
     lacking = f"{len(matrix.missing)} matrices are not in {matrix.file.name}" if matrix else "there is none"
+    other = "give one of llama-imatrix: --imatrix FILE"
+    if RunDir.is_one(request.record.parent):
+        other = "compute a matrix from the run's rows: --imatrix auto"
     return UsageError(
         f"llama.cpp cannot make {quant} without an importance matrix, and {lacking}",
         code="cannot_quantize",
         expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
         got=quant,
-        hint="skill-train export-gguf RUN --quant q4_k_m; or compute a matrix from the run's rows: --imatrix auto",
+        hint=f"take such a type: --quant q4_k_m; or {other}",
     )
 
 

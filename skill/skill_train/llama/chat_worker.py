@@ -38,6 +38,7 @@ class ChatJob(msgspec.Struct, frozen=True, kw_only=True):
     gguf: str
     projector: str | None = None  # the file that reads pictures for it; None where there is none
     context_tokens: int  # of a prompt with its answer
+    is_all: bool = False  # the model was made for no more
     threads: int
     # `cpu` or `gpu`; None for the GPU where llama.cpp has one. A projector stays on the processor.
     device: str | None = None
@@ -65,8 +66,8 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # with the reading of the prompt
 
 
-def most_tokens(most: int, prompt: int, room: int) -> int:
-    """The most tokens of an answer, which shares the room of the context with its prompt.
+def most_tokens(most: int, prompt: int, room: int, *, is_all: bool) -> int:
+    """The most tokens of an answer, which shares the room of the context with its prompt. `is_all` as in a job.
 
     Raises:
         UsageError: the prompt leaves none.
@@ -77,7 +78,9 @@ def most_tokens(most: int, prompt: int, room: int) -> int:
             code="bad_usage",
             expected=f"fewer than {room} tokens",
             got=f"{prompt} tokens",
-            hint="allow a longer context with --context, or start a new chat",
+            hint="start a new chat, or shorten the prompt: the model was made for no more tokens"
+            if is_all
+            else "allow a longer context with --context, or start a new chat",
         )
     return min(most, room - prompt)
 
@@ -134,7 +137,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
             in_context(file, context_tokens=room, threads=job.threads, at_once=step, exact=False)
         )
         send({"device": "gpu" if gpu else "cpu"})
-        chat = _Chat(llama, encoder, step, job.context_tokens)
+        chat = _Chat(llama, encoder, step, job)
         while True:
             request = msgspec.convert(receive(), ChatRequest)
             answer = chat.answer(request, lambda text: send({"text": text}))
@@ -143,19 +146,20 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
 
 @dataclass
 class _Chat:
-    """A loaded file. `step` is the number of tokens that are read at once, `room` of a prompt and its answer."""
+    """A loaded file. `step` is the number of tokens that are read at once."""
 
     llama: Llama
     encoder: Projector | None
     step: int
-    room: int
+    job: ChatJob
 
     def answer(self, request: ChatRequest, on_text: Callable[[str], None]) -> ChatAnswer:
         import numpy as np
 
         started, random = time.monotonic(), np.random.default_rng(request.sampling.seed)
         prompt, tokens, chunks = self._prompt(request)
-        request = msgspec.structs.replace(request, most=most_tokens(request.most, tokens, self.room))
+        most = most_tokens(request.most, tokens, self.job.context_tokens, is_all=self.job.is_all)
+        request = msgspec.structs.replace(request, most=most)
         decoder, ids, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), list[int](), ""
         stopped = False
         for token in self._tokens(request, prompt, chunks, random):

@@ -9,6 +9,7 @@ from typing import TypedDict
 import msgspec
 
 from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.errors import quoted
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
 
@@ -155,6 +156,12 @@ def size_option(mix: str) -> str:
     """The option after which a mix was named; empty for one that was read from a file."""
     match = re.fullmatch(r"auto-([0-9.]{1,12})(bpw|mb)", mix)
     return "" if match is None else f" --bits {match[1]}" if match[2] == "bpw" else f" --max-size {match[1]}MB"
+
+
+def quant_option(quant: str) -> str:
+    """The option of `export-gguf` that makes a file of this type again; empty for a mix that was read from a file."""
+    size = size_option(quant)
+    return f" --quant auto{size}" if size else "" if quant.startswith("mix-") else f" --quant {quoted(quant)}"
 
 
 def converted_from(file: Path) -> dict[str, FileDigest]:

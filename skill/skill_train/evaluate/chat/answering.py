@@ -16,7 +16,7 @@ from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTurns, picture_tensors, plain_generation
 from skill_train.facts import JsonObject
 from skill_train.llama.chat_worker import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
-from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
+from skill_train.llama.gguf_header import read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token
 from skill_train.machine.read import physical_cores
@@ -72,20 +72,17 @@ def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
     if model.projector is not None:
         read_gguf(model.projector)
     tokenizer = None if settings.tokenizer_of is None else load_tokenizer(settings.tokenizer_of)
-    prompts = GgufPrompts(gguf, tokenizer, raw=settings.raw)
+    prompts, trained = GgufPrompts(gguf, tokenizer, raw=settings.raw), gguf.count("context_length")
     job = ChatJob(
         gguf=str(model.path),
         projector=None if model.projector is None else str(model.projector),
-        context_tokens=_context(gguf, settings.context),
+        context_tokens=min(settings.context, trained or settings.context),
+        is_all=trained is not None and trained <= settings.context,
         threads=physical_cores(),
         device=settings.device,
     )
     with loaded_chat(job) as chat:
         yield _GgufAnswering(model, settings, prompts, chat)
-
-
-def _context(gguf: GgufFile, context: int) -> int:
-    return min(context, gguf.count("context_length") or context)
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,8 @@ class _FolderAnswering:
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer, self.model.adapter)
         choice = _Choice(self.settings.sampling, _Spoken(tokenizer, stops, on_text))
-        most, tensors = most_tokens(self.settings.most, len(prompt), room), {} if pictures is None else pictures(ids)
+        most = most_tokens(self.settings.most, len(prompt), room, is_all=trained == room)
+        tensors = {} if pictures is None else pictures(ids)
         generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)
         spoken = choice.spoken
         spoken.finish()
