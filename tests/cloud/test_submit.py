@@ -600,6 +600,26 @@ def test_a_refusal_is_no_outage(hub: Hub, call: Any, here: Path, path: str, faul
     assert hub.jobs_created == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["Write to ada@example.org", "or to bob.b@mail.example.com", "plain"], "2 lines of the data seem to contain"),
+        (["Call +49 170 1234567 today"], "1 line of the data seems to contain"),
+        (["@property", "a @ b", "prices rise +5 %", "git@", "x+1 = 2"], ""),  # of code, markdown and arithmetic
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--backend", "colab")])
+def test_personal_data_is_told_before_it_is_sent(
+    hub: Hub, call: Any, here: Path, words: list[str], count: str, more: tuple[str, ...]
+) -> None:
+    rows = [json.dumps({"prompt": text, "completion": "yes"}) for text in words * (1 if count else 20)]
+    (here / "told.jsonl").write_text("\n".join([*rows, *['{"prompt": "a", "completion": "b"}'] * 20]) + "\n")
+    answer = call("--model", MODEL, "--data", "told.jsonl", "--max-steps", "20", *more).answer
+    told = [each["message"] for each in answer["warnings"] if each["code"] == "personal_data"]
+    assert len(told) == bool(count) and all(each.startswith(count) for each in told)
+    assert all("skill-train data" in each and "sensitive: true" in each for each in told)
+
+
 def test_a_dataset_of_the_users_with_these_names_is_told_before_it_changes(hub: Hub, call: Any) -> None:
     files = {ROWS: b"precious", "README.md": b"mine", "other.jsonl": b"another"}
     repository = hub.add("dataset", "me/rows", files, private=True)

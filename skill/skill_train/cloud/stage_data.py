@@ -21,6 +21,7 @@ from typing import Any
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.secret_scan import secret_in
+from skill_train.data.problems import holds_personal
 from skill_train.data.row_pictures import name_below, picture_files
 from skill_train.hub import account
 from skill_train.program.pictures.beside import picture_table
@@ -29,6 +30,7 @@ from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Plan
 
 _MOUNT = "/dataset"
+_IN_LINES = (".jsonl", ".json", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,17 @@ def require_no_secrets(staged: Staged) -> None:
                 expected="data without tokens",
                 hint="remove the row, and revoke the token at https://huggingface.co/settings/tokens",
             )
+
+
+def personal_lines(staged: Staged) -> int:
+    """How many lines of the rows seem to contain personal data, by the words for which `data` warns. Compressed files
+    are not read."""
+    count = 0
+    for name, path in staged.files.items():
+        if name not in staged.pictures and path.suffix.lower() in _IN_LINES:
+            with open(path, "rb") as file:
+                count += sum(map(holds_personal, iter(lambda: file.readline(1 << 20), b"")))
+    return count
 
 
 def _files_in(folder: Path) -> list[str]:

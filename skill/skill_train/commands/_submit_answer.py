@@ -19,7 +19,7 @@ from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.submit import Order, Sent, Upload, uploads
 from skill_train.commands._planning import warn_of_plan
 from skill_train.commands._spent import spent_by_jobs
-from skill_train.commands._submit_plan import SubmitOptions, command_of
+from skill_train.commands._submit_plan import SubmitOptions, command_of, warn_of_personal
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, quoted
 from skill_train.core.units import dollars, megabytes
@@ -134,6 +134,7 @@ def _warn_of_names(console: Console, order: Order, there: tuple[str, ...]) -> No
 
 def _warn(console: Console, order: Order, job_budget: Budget, there: tuple[str, ...]) -> None:
     warn_of_plan(console, order.plan)
+    warn_of_personal(console, order)
     if job_budget.tight and job_budget.seconds is not None:
         console.warn(
             "tight_timeout",

@@ -16,7 +16,7 @@ from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._command import option_of
-from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan, order_of
+from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan, order_of, warn_of_personal
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.facts import Flavor
@@ -80,6 +80,7 @@ def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Orde
         if owner in there.orgs:
             options = dataclasses.replace(options, namespace=owner)
     order = order_of(options, plan, there)
+    warn_of_personal(console, order)
     is_ours = options.backend == "skypilot" and there.state == "valid"
     if is_ours:
         ask("bucket", lambda: preflight.require_private_places(order.namespace, None, there, with_data=False))

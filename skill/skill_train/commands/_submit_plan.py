@@ -26,6 +26,7 @@ from skill_train.commands._planning import (
 )
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, quoted
+from skill_train.data.problems import PERSONAL
 from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
@@ -192,6 +193,16 @@ def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
             require_folders_of_a_repository(Path(plan.recipe.data), sorted(staged.pictures))
     price = flavors.usd_per_hour(plan.flavor)
     return Order(with_repository(plan, options, place), place, price, staged, options.data_repo, options.max_cost)
+
+
+def warn_of_personal(console: Console, order: Order) -> None:
+    """Warns, before the user agrees to an upload, of what `data` warns of in the rows."""
+    count = 0 if order.staged is None else stage_data.personal_lines(order.staged)
+    if count:
+        seem = "1 line of the data seems" if count == 1 else f"{count} lines of the data seem"
+        named = f"skill-train data {quoted(order.plan.recipe.data)} names them"
+        keep = "sensitive: true in the recipe keeps them on this machine"
+        console.warn("personal_data", f"{seem} to contain {PERSONAL}, and would leave this machine: {named}; {keep}")
 
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
