@@ -328,6 +328,16 @@ def test_a_name_that_makes_no_address(hub: Hub, home: Path) -> None:
     assert "HF_ENDPOINT" in error.hint
 
 
+def test_an_endpoint_that_is_no_address_is_told_at_once() -> None:
+    """HF_ENDPOINT=foo: no request was sent, and none will be."""
+    import httpx2
+
+    with pytest.raises(httpx2.UnsupportedProtocol) as raised:
+        httpx2.get("foo/api/models/me/tiny")
+    error = _asked(raised.value)
+    assert (error.code, error.exit_code, error.hint) == ("hub_refused", 2, "unset HF_ENDPOINT, or correct it")
+
+
 def _asked(trouble: Exception) -> SkillTrainError:
     from skill_train.hub import client as hub_client
 

@@ -86,7 +86,7 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
         error = cause  # the download failed, and the cache has no copy
     error = _system_error(error)
-    if (ours := _repository_error(error, resource)) is not None:
+    if (ours := _address_error(error, cause) or _repository_error(error, resource)) is not None:
         return ours
     if isinstance(error, errors.HfHubHTTPError):
         return _status_error(error.response, resource)
@@ -115,6 +115,20 @@ def _system_error(error: Exception) -> Exception:
     in_words = isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None)
     system = _SYSTEM.search(str(error)) if in_words else None
     return OSError(int(system[1]), str(error)) if system else error
+
+
+def _address_error(error: BaseException, cause: BaseException | None) -> UsageError | None:
+    import httpx2
+
+    if httpx2.UnsupportedProtocol not in (type(error), type(cause)):
+        return None
+    return UsageError(
+        "HF_ENDPOINT is not the address of a Hub",
+        code="hub_refused",
+        expected="an address such as https://huggingface.co",
+        got=_reason(cause or error),
+        hint="unset HF_ENDPOINT, or correct it",
+    )
 
 
 def _repository_error(error: BaseException, resource: HubResource) -> SkillTrainError | None:
