@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from skill_train.machine.training_program import PACKAGE, PARTS, joined, origins, parsed
+from skill_train.machine.training_program import PACKAGE, PARTS, joined, origins
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "skill" / "skill_train" / "program"
@@ -41,7 +41,11 @@ def join(folder: Path) -> str:
     trees = {part: parsed(source) for part, source in sources.items()}
     check_imports(trees)
     check_names(trees)
-    return joined(sources)
+    return joined(sources, trees)
+
+
+# Cached for the tests, which join the parts again and again with one of them changed.
+parsed = cache(ast.parse)
 
 
 def check_imports(trees: dict[str, ast.Module]) -> None:

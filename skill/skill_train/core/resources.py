@@ -1,5 +1,5 @@
-"""Files that are shipped with the package: the training program, the demo, the skill. In a checkout they are read from
-the repository."""
+"""Files that are shipped with the package: the demo, the skill, the program of a SkyPilot node. In a checkout they are
+read from the repository."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def train_program() -> Path:
     """
     if is_checkout():
         return SOURCE.parents[2] / "scripts" / "train.py"
-    text = joined({part: (SOURCE / f"{part}.py").read_text(encoding="utf-8") for part in PARTS})
+    sources = {part: (SOURCE / f"{part}.py").read_text(encoding="utf-8") for part in PARTS}
+    text = joined(sources, {part: ast.parse(source) for part, source in sources.items()})
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != DIGEST.read_text(encoding="utf-8").strip():
         raise NotInstalled(
@@ -57,15 +58,11 @@ def train_program() -> Path:
     return path
 
 
-def joined(sources: Mapping[str, str]) -> str:
-    """The whole program, from the text of each part."""
-    trees = {part: parsed(sources[part]) for part in PARTS}
+def joined(sources: Mapping[str, str], trees: Mapping[str, ast.Module]) -> str:
+    """The whole program, from the text of each part and its syntax tree."""
     head = sources["main"].partition("from __future__")[0]
     bodies = [_banner(part, trees[part]) + _body(sources[part], trees[part]) for part in PARTS]
     return _NOTE + head + _imports(trees) + "\n" + "\n\n".join(bodies)
-
-
-parsed = cache(ast.parse)
 
 
 def origins(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
