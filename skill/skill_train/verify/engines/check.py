@@ -166,9 +166,7 @@ def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, conte
 
 
 def _check_stops(run: EngineRun, file: str, wrong: list[str], answered: int, others: int) -> Finding:
-    """Args:
-    others: how many answers have another end.
-    """
+    """Whether the engine ends its answers where the file does; `others` counts those with another end."""
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
     detail = f"{run.told} ends {answered - others} answers where llama.cpp ends them here"
