@@ -103,6 +103,12 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "olmoe-shares": ("olmoe", ROUTED | {"num_key_value_heads": 4, "norm_topk_prob": True}, "norm_topk_prob"),
     "olmoe-heads": ("olmoe", ROUTED, "num_key_value_heads"),
     "dots1-heads": ("dots1", ROUTED, "num_key_value_heads"),
+    "qwen2-moe-dense": (
+        "qwen2_moe",
+        ROUTED | {"shared_expert_intermediate_size": 128, "mlp_only_layers": [1]},
+        "mlp_only_layers",
+    ),
+    "qwen3-moe-step": ("qwen3_moe", ROUTED | {"norm_topk_prob": True, "decoder_sparse_step": 2}, "decoder_sparse_step"),
     "llama-relu": ("llama", GROUPED | {"hidden_act": "relu"}, "hidden_act"),
     "qwen2-gelu": ("qwen2", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),
     "exaone4-gelu": ("exaone4", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),

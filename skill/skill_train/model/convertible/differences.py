@@ -149,6 +149,11 @@ def _turns_other_layers(config: Config) -> bool:
     return isinstance(turned, list) and any(bool(each) != (n % 4 != 0) for n, each in enumerate(turned, start=1))
 
 
+def _has_dense_layers(config: Config) -> bool:
+    """Whether a Qwen has layers without experts: transformers puts experts in each `decoder_sparse_step`-th layer."""
+    return config.get("decoder_sparse_step", 1) != 1 or bool(config.get("mlp_only_layers"))
+
+
 # A condition on config.json, and why a model that meets it cannot be converted.
 _Rule = tuple[Callable[[Config], bool], str]
 
@@ -177,6 +182,10 @@ _SHARES_KEPT = (
 _SHARES_SCALED = (
     lambda config: config.get("norm_topk_prob", False) is not True,
     "llama.cpp scales the shares of this family's experts, and this one keeps them (norm_topk_prob: false)",
+)
+_EXPERTS_EVERYWHERE = (
+    _has_dense_layers,
+    "llama.cpp needs experts in every layer of this family (decoder_sparse_step: 1, and no mlp_only_layers)",
 )
 _AS_MANY_HEADS = (
     lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
@@ -233,8 +242,8 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
         ),
     ),
-    "Qwen2MoeForCausalLM": (_SHARES_KEPT,),
-    "Qwen3MoeForCausalLM": (_SHARES_SCALED,),
+    "Qwen2MoeForCausalLM": (_SHARES_KEPT, _EXPERTS_EVERYWHERE),
+    "Qwen3MoeForCausalLM": (_SHARES_SCALED, _EXPERTS_EVERYWHERE),
     "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
     "Dots1ForCausalLM": (_AS_MANY_HEADS,),
     "PhiForCausalLM": (_NORMS,),
