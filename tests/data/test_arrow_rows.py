@@ -54,6 +54,28 @@ def test_json_in_a_column_is_read_as_it_was_written(tmp_path: Path, name: str) -
     assert rows == [{"messages": messages}] * 2
 
 
+def test_objects_that_are_maps_are_read_as_objects(tmp_path: Path) -> None:
+    """As Spark writes dictionaries of Python. A map beside the texts made the whole file one that cannot be read."""
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    messages = pyarrow.array([[list(turn.items()) for turn in turns]] * 3, pyarrow.list_(texts))
+    numbers = pyarrow.array([[(1, "a")], None, []], pyarrow.map_(pyarrow.int64(), pyarrow.string()))
+    beside = pyarrow.array([[("a", "b")], None, []], texts)
+    table = pyarrow.table({"messages": messages, "numbers": numbers, "beside": beside})
+    _write(tmp_path / "rows.parquet", table)
+    rows = [row for _, row in iter_rows(str(tmp_path / "rows.parquet"), split="train")]
+    pairs = [([(1, "a")], {"a": "b"}), (None, None), ([], {})]
+    assert rows == [{"messages": turns, "numbers": n, "beside": b} for n, b in pairs]
+    assert dataset.scan(Recipe(model="m", data=str(tmp_path / "rows.parquet"))).rows == 3
+
+
+def test_a_map_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    _write(tmp_path / "rows.parquet", pyarrow.table({"a": pyarrow.array([[("b", "1"), ("b", "2")]], texts)}))
+    with pytest.raises(Refused, match=r"row 1 of .* has the key 'b' twice"):
+        list(iter_rows(str(tmp_path / "rows.parquet"), split="train"))
+
+
 def test_a_null_in_jsonl_stays_as_it_is_written(tmp_path: Path) -> None:
     row = _row("get_weather", {"city": "Paris", "unit": None})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

@@ -119,6 +119,15 @@ def test_an_end_of_the_memory_is_not_the_folder_s_fault(tmp_path: Path) -> None:
         raise MemoryError
 
 
+@pytest.mark.parametrize("chosen", [{"type": "pandas"}, {"type": "numpy"}, {"columns": ["completion"]}], ids=str)
+def test_a_format_that_was_saved_changes_no_row(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    """`set_format` before `save_to_disk`: `datasets` then gives series, arrays, or only some of the columns."""
+    data = datasets.Dataset.from_list([row | {"system": "Be brief.", "marks": [1, 2]} for row in ROWS])
+    data.set_format(**chosen)
+    data.save_to_disk(str(tmp_path / "rows"))
+    assert _rows(tmp_path / "rows") == [row | {"system": "Be brief.", "marks": [1, 2]} for row in ROWS]
+
+
 def _rows(folder: Path) -> list[dict[str, Any]]:
     return [row for _, row in iter_rows(str(folder), split="train")]
 

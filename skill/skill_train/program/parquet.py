@@ -313,7 +313,9 @@ def python_bytes(array: Any) -> int:
         return python_bytes(array.storage)
     if pyarrow.types.is_struct(kind):
         return own + sum(map(python_bytes, array.flatten()))
-    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+    if pyarrow.types.is_map(kind):
+        array = array.cast(pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)])))
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):
         return own + python_bytes(array.flatten())
     if not pyarrow.types.is_dictionary(kind):
         return own + int(array.nbytes)
@@ -339,6 +341,11 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         item = arrow_reader(kind.value_type, json_read=json_read)
         return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
+    if types.is_map(kind) and types.is_string(kind.key_type):  # as Spark writes dictionaries of Python
+        each = arrow_reader(kind.item_type, json_read=json_read) or (lambda part: part)
+        return lambda pairs: (
+            pairs if pairs is None else with_distinct_keys([(name, each(part)) for name, part in pairs])
+        )
     if not types.is_struct(kind):
         return None
     fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
@@ -366,7 +373,9 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def undecoded(loaded: Any) -> Any:
-    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    """The dataset with all columns as Python has them, whatever `set_format` chose before it was saved, and the bytes
+    or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.reset_format()
     loaded.info.features = type(loaded.features)(as_stored(loaded.features))
     return loaded
 
