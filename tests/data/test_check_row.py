@@ -17,6 +17,7 @@ USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content"
 ASKED = {"role": "user", "content": "What is two and two?"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
 ANSWER = {"role": "tool", "name": "add", "content": "4"}
+PAIR, PROMPTED = {"prompt": "2+2?", "completion": "4"}, "prompt_completion"
 CHAT = DetectedFormat("messages", {"messages": "messages"}, "")
 
 # Every way in which a message can be odd: the quick answer for usual rows must be that of training.
@@ -497,3 +498,35 @@ def test_tools_may_be_json_text(tools: str, said: str) -> None:
     found = DetectedFormat("messages", {"messages": "messages", "tools": "tools"}, "")
     trouble = checker(found)({"messages": [USER, BOT], "tools": tools})[2]
     assert (trouble.why if trouble else "").startswith(said) and (trouble is None) == (not said)
+
+
+@pytest.mark.parametrize("tools", [True, 5, TOOL, ["add"], [[TOOL]], '["add"]', {"a": 1}])
+@pytest.mark.parametrize("pair", [{"messages": [USER, BOT]}, {"question": "2+2?", "answer": "4"}, PAIR])
+def test_tools_that_no_template_reads_are_refused(tools: Any, pair: dict[str, Any]) -> None:
+    """`true` ended `data` in a traceback, and the training refused the others after a plan that took them."""
+    columns = {name: name for name in (*pair, "tools")}
+    found = DetectedFormat(
+        {"messages": "messages", "question": "question_answer"}.get(next(iter(pair)), PROMPTED), columns, ""
+    )
+    trouble = checker(found)(pair | {"tools": tools})[2]
+    assert trouble is not None and trouble.refused and trouble.kind == "malformed" and "tool" in trouble.why
+    for none in (None, [], "", " ", "[]", [TOOL], json.dumps([TOOL])):
+        assert checker(found)(pair | {"tools": none})[2] is None
+
+
+def test_what_stands_beside_texts_is_checked_as_a_chat_template_will_read_it() -> None:
+    """The plan took them, because without a template nobody reads them, and the training then refused them."""
+    found = DetectedFormat(PROMPTED, {name: name for name in (*PAIR, "system")}, "")
+    for system in (["Be brief."], {"text": "Be brief."}, 1, True):
+        trouble = checker(found)(PAIR | {"system": system})[2]
+        assert trouble is not None and trouble.refused and trouble.why.startswith("system is ")
+    for system in (None, "", "Be brief."):
+        assert checker(found)(PAIR | {"system": system})[2] is None
+
+
+@pytest.mark.parametrize(("value", "why"), [(0, "input is 0 and not text"), (0.0, "input is 0.0"), (1, "input is 1")])
+def test_an_input_of_zero_is_no_absent_one(value: float, why: str) -> None:
+    """Like other numbers it is refused: it was left out of the question, and `--fix` kept such rows alone."""
+    found = DetectedFormat("instruction", {name: name for name in ("instruction", "input", "output")}, "")
+    trouble = checker(found)({"instruction": "Square it.", "input": value, "output": "0"})[2]
+    assert trouble is not None and trouble.why.startswith(why)

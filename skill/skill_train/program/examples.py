@@ -106,6 +106,8 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in BARE:
+        with_system([], value("system"))  # a model with a chat template will read it, and the tools
+        tools_of(value("tools"))
         return {
             "kind": "completion",
             "prompt": text_of(prompt, "prompt"),
@@ -118,7 +120,7 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
-    if says(value("input")):
+    if says(value("input")) or value("input") == 0:
         user += "\n\n" + text_of(value("input"), "input")
     answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
@@ -315,9 +317,15 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
         raise all_left_out(cleaned[prompt_messages:]) or no_answer(cleaned)
-    if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
-        tools = list_of(tools, "tools")
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
+    return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools), "trained_messages": answers}
+
+
+def tools_of(value: Any) -> list[Any] | None:
+    """The tools of a row. Many datasets write them as JSON text, which no template reads."""
+    tools = list_of(value or [], "tools")
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise bad_row("a tool is not an object", '[{"type": "function", "function": {…}}, …]', repr(tools))
+    return tools or None
 
 
 def list_of(value: Any, name: str) -> list[Any]:
