@@ -104,6 +104,34 @@ def test_the_label_of_a_text_is_told(name: str, values: list[Any]) -> None:
     assert unread_text([row | {name: values[0]} for row in rows], {"text": "text"}) == []
 
 
+@pytest.mark.parametrize("name", ["answer", "completion", "Response", "outputs", "summary", "reply"])
+def test_the_short_answer_beside_a_text_is_told(name: str) -> None:
+    """The texts were trained alone, without a word, where the answers have fewer than three words."""
+    rows = [{"text": f"Where is parcel {n}?", name: f"Shelf {n}"} for n in range(20)]
+    assert unread_text(rows, {"text": "text"}) == [name]
+    said = unread_text_warning([name], {"text": "text"})
+    assert f"columns: {{prompt: text, completion: {name}}}" in said and "numbers" not in said
+    whole = [row | {"text": f"{row['text']} {row[name]}"} for row in rows]  # rendered: the answer is read
+    assert unread_text(whole, {"text": "text"}) == []
+    assert unread_text([row | {name: ""} for row in rows], {"text": "text"}) == []
+
+
+@pytest.mark.parametrize("name", ["response", "solution", "Complex_CoT", "reasoning", "chain_of_thought", "rationale"])
+def test_another_answer_and_its_thoughts_do_not_belong_into_the_question(name: str) -> None:
+    rows = [_row(n) | {name: f"The list of the depot has it on shelf {n}."} for n in range(20)]
+    assert unread_text(rows, READ) == [name]
+    said = unread_text_warning([name], READ)
+    assert "put it into the question" not in said and "into the answers" in said
+    assert "put it into the question" in unread_text_warning(["context", name], READ)
+
+
+def test_a_rendering_of_what_is_read_is_not_told() -> None:
+    """Alpaca has one in `text`."""
+    rows = [_row(n) | {"text": "### Question:\n{question}\n### Answer:\n{answer}".format(**_row(n))} for n in range(20)]
+    assert unread_text(rows, READ) == []
+    assert unread_text([*rows, _row(20) | {"text": "Parcel 20 is lost since May."}], READ) == ["text"]
+
+
 @pytest.mark.parametrize(
     "row",
     [

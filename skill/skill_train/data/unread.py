@@ -12,6 +12,9 @@ from skill_train.program.examples import Row
 from skill_train.program.model_files import nodes_in
 
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
+# What may be an answer, and its thoughts: in the question they would give it away.
+_ANSWERS = re.compile("(?:completion|response|answer|solution|output|reply|summary|translation)s?", re.IGNORECASE)
+_THOUGHTS = re.compile("(?:^|_)(?:cot|chain_of_thought|reason(?:ing)?|thinking|thoughts?|rationale)", re.IGNORECASE)
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 _LONG = 80  # characters of a passage, which several questions may be about, as in SQuAD
 # What stands before a question, the same in all rows or missing in most: earlier turns, as LLaMA-Factory and ms-swift
@@ -60,19 +63,21 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
     if named:
         system = {name for name in names if _SYSTEM.match(name.lower()) and "system" not in columns}
         names = dict.fromkeys(name for name in names if name in system or name.lower() in _SPLITS)
-    labels = _LABELS if set(columns) == {"text"} else ()
     asking = [column for name, column in columns.items() if name not in ("output", "answer", "completion")]
     asked = [hash(repr([row.get(column) for column in asking])) for row in rows] if len(asking) < len(columns) else []
-    return [
-        name
-        for name in names
-        if (
-            (_are_needed(name, values := [row.get(name) for row in rows]) or _are_asked(name, values, asked))
-            and not _are_read_elsewhere(values, rows, columns)
-        )
-        or any(False in marks(name, row) or _is_for_tests(name, row) for row in rows)
-        or (name.lower() in labels and len({repr(value) for value in values}) > 1)
-    ]
+
+    def is_told(name: str) -> bool:
+        values = [row.get(name) for row in rows]
+        label = set(columns) == {"text"} and _is_label(name) and len(set(map(repr, values))) > 1
+        needed = label or _are_needed(name, values) or _are_asked(name, values, asked)
+        marked = (False in marks(name, row) or _is_for_tests(name, row) for row in rows)
+        return (needed and not _are_read_elsewhere(values, rows, columns)) or any(marked)
+
+    return list(filter(is_told, names))
+
+
+def _is_label(name: str) -> bool:
+    return name.lower() in _LABELS or _ANSWERS.fullmatch(name) is not None
 
 
 def _is_for_tests(name: str, row: Row) -> bool:
@@ -104,10 +109,18 @@ def _are_needed(name: str, values: list[Any]) -> bool:
 
 
 def _are_read_elsewhere(values: list[Any], rows: Sequence[Row], columns: dict[str, str]) -> bool:
-    """Whether all texts of a column stand in the columns that are read, as ultrachat's `prompt` is its first
-    message."""
-    read = ("\n".join(_texts([row.get(column) for column in columns.values()])) for row in rows)
-    return all(text in there for value, there in zip(values, read, strict=True) for text in _texts(value))
+    """Whether all texts of a column stand in the columns that are read, as ultrachat's `prompt` is its first message;
+    or all that is read in the column, as Alpaca's `text` is a rendering of its row."""
+    own, read = map(_texts, values), (_texts([row.get(column) for column in columns.values()]) for row in rows)
+    pairs = list(zip(own, read, strict=True))
+    return any(texts for texts, _ in pairs) and (
+        all(_stand_in(texts, there) for texts, there in pairs) or all(_stand_in(there, texts) for texts, there in pairs)
+    )
+
+
+def _stand_in(texts: list[str], others: list[str]) -> bool:
+    whole = "\n".join(others)
+    return all(text in whole for text in texts)
 
 
 def _texts(value: Any, depth: int = 4) -> list[str]:
@@ -126,8 +139,11 @@ def unread_text_warning(names: list[str], columns: dict[str, str], *, named: boo
         return f"rows that {splits[0]} marks for tests {kept}{rest}"
     marking = [name for name in names if name in ROW_MARKS]
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
-    if set(columns) == {"text"} and (label := next((name for name in names if name.lower() in _LABELS), None)):
-        answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}; write words for numbers first"
+    if all(_ANSWERS.fullmatch(name) or _THOUGHTS.search(name) for name in names):
+        so = "write it into the answers, or name it as the answer in the columns of a recipe"
+    if set(columns) == {"text"} and (label := next(filter(_is_label, names), None)):
+        numbers = "; write words for numbers first" if label.lower() in _LABELS else ""
+        answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}{numbers}"
         marking = []
         so = f"make it the answer by two lines of a recipe, format: prompt_completion and {answer}"
     if named:
