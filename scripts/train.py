@@ -1983,6 +1983,10 @@ MARK_IN_ANSWER = re.compile(
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
+UNKNOWN_ROLE = (
+    "have a role that chat templates do not know (the first: {}): it is written as it is, and no chat in use has such "
+    "a turn. Rename it, as human to user; the call of a tool belongs into tool_calls of the assistant's message"
+)
 TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
 RENDERED_TWICE = (
     "hold marks of turns in the question (the first: {}), and the model's own template writes its marks around them: "
@@ -2036,6 +2040,8 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     if marked is not None:
         yield LEFT_OUT_ROW, f", {marked}: {str(row[marked])[:40]}"
     messages: list[Any] = made.get("messages", [])
+    if unknown := [message["role"] for message in messages if message["role"] not in ROLES]:
+        yield UNKNOWN_ROLE, f", {unknown[0][:40]!r}"
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
     nothing = [text for text in beside if isinstance(text, str) and NOTHING.fullmatch(text.strip())]

@@ -50,6 +50,19 @@ def trained(folder: Path, *rows: dict[str, Any], template: str) -> list[list[int
     return [encode(number, number + 1, row)["labels"] for number, row in enumerate(rows)]
 
 
+@pytest.mark.parametrize("role", ["human", "function_call", "Assistant"])
+def test_a_role_that_no_chat_has_is_told(tmp_path: Path, role: str) -> None:
+    """A template such as Qwen's writes any role, so the model learns to answer turns that it will never see."""
+    odd = {"messages": [USER, {"role": role, "content": "Now."}, BOT]}
+    [note] = notes(tmp_path, {"messages": [USER, BOT]}, odd, odd)
+    assert note.startswith(f"2 of 3 rows have a role that chat templates do not know (the first: line 2, {role!r})")
+
+
+def test_the_usual_roles_are_not_told(tmp_path: Path) -> None:
+    system, tool = {"role": "system", "content": "Be brief."}, {"role": "tool", "content": "21 degrees"}
+    assert notes(tmp_path, {"messages": [system, USER, BOT, tool, BOT]}) == []
+
+
 @pytest.mark.parametrize("text", ["<noinput>", "nan", "NaN", " None ", "null", "N/A", "No input", "<no input>"])
 @pytest.mark.parametrize("column", ["input", "system"])
 def test_a_text_that_stands_for_nothing_is_told(tmp_path: Path, text: str, column: str) -> None:
