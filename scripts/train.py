@@ -1968,6 +1968,13 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
 # `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
+# What pandas, Excel, MySQL and JavaScript write for an empty or a broken cell. `NaN` may be an answer about JavaScript.
+BROKEN_CELL = re.compile(r"nan|<NA>|NaT|#(?:N/A|REF!|VALUE!|NAME\?|NUM!|NULL!|DIV/0!)|\\N|\[object Object\]")
+# UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; and bytes that no encoding had.
+WRONG_LETTERS = re.compile(
+    r"Ã[Ÿ\x80-\x9f¡-ª¬-º¼-¿]|â(?:€[™œ“”¦\x9d]|\x80[\x93-\xa6])|(?:Ð[\xa0-¿]|Ñ[€‚ƒ„…†‡ˆ‰Š‹Œ\x80-\x8f]){3}|\ufffd"
+)
+ALONE = ("prompt", "completion", "text")  # of an example without messages
 # What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
 TURN_MARK = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
@@ -1983,6 +1990,10 @@ MARK_IN_ANSWER = re.compile(
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
+WRONGLY_READ = (
+    "have letters that were read in a wrong encoding (the first: {}), and that the model learns so: take the texts "
+    "again from where they came, as UTF-8"
+)
 UNKNOWN_ROLE = (
     "have a role that chat templates do not know (the first: {}): it is written as it is, and no chat in use has such "
     "a turn. Rename it, as human to user; the call of a tool belongs into tool_calls of the assistant's message"
@@ -2044,11 +2055,8 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
         yield UNKNOWN_ROLE, f", {unknown[0][:40]!r}"
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
-    nothing = [text for text in beside if isinstance(text, str) and NOTHING.fullmatch(text.strip())]
-    nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
-    if nothing:
-        yield FOR_NOTHING, f", {nothing[0].strip()!r}"
     column = row.get(columns.get("question", columns.get("instruction", "")))
+    yield from of_texts([text for text in beside if isinstance(text, str)], [column, *map(made.get, ALONE)], messages)
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
     # A message may be about a mark, so there it begins with one.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
@@ -2066,6 +2074,20 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
+
+
+def of_texts(beside: list[str], others: list[Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
+    """`beside`: an input and a system message; `others`: what else is read. What a tool answered is its own."""
+    said = [message for message in messages if message["role"] not in TOOLS]
+    texts = [text for text in (*others, *(message["content"] for message in said)) if isinstance(text, str)]
+    nothing = [text for text in beside if NOTHING.fullmatch(text.strip())]
+    answers = [message["content"] for message in said if message["role"] == "assistant"]
+    nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
+    nothing += [text for text in texts if BROKEN_CELL.fullmatch(text.strip())]
+    if nothing:
+        yield FOR_NOTHING, f", {nothing[0].strip()!r}"
+    if wrong := [found.group() for found in map(WRONG_LETTERS.search, (*beside, *texts)) if found]:
+        yield WRONGLY_READ, f", {wrong[0]!r}"
 
 
 def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]:

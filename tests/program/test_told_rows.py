@@ -79,9 +79,50 @@ def test_other_inputs_are_none(tmp_path: Path, text: str | None) -> None:
 
 def test_of_answers_only_a_mark_is(tmp_path: Path) -> None:
     """`None` may be the right answer."""
-    rows = [ALPACA | {"output": text} for text in ("None", "nan", "<nooutput>")]
+    rows = [ALPACA | {"output": text} for text in ("None", "NaN", "N/A", "null", "<nooutput>")]
     [note] = notes(tmp_path, *rows)
-    assert note.startswith("1 of 3 rows have a text that stands for nothing (the first: line 3, '<nooutput>')")
+    assert note.startswith("1 of 5 rows have a text that stands for nothing (the first: line 5, '<nooutput>')")
+
+
+@pytest.mark.parametrize(
+    "text", ["Schöne Grüße", "It’s here…", "à bientôt, élève", "Прывет, как дела?", "señor, mañana"]
+)
+@pytest.mark.parametrize("codec", ["cp1252", "latin-1"])
+def test_letters_that_were_read_in_a_wrong_encoding_are_told(tmp_path: Path, text: str, codec: str) -> None:
+    """UTF-8 that a program took for Windows-1252, or for Latin-1, and wrote as UTF-8 again: the model learns `Ã¼`."""
+    wrong = text.encode().decode(codec)
+    [note] = notes(tmp_path, ALPACA, ALPACA | {"output": wrong}, ALPACA | {"instruction": f"Say {wrong}"})
+    assert note.startswith("2 of 3 rows have letters that were read in a wrong encoding (the first: line 2, ")
+    assert notes(tmp_path, ALPACA | {"output": text}) == []
+
+
+def test_bytes_that_no_encoding_had_are_told(tmp_path: Path) -> None:
+    [note] = notes(tmp_path, ALPACA, ALPACA | {"output": "Gr��e"})
+    assert note.startswith("1 of 2 rows have letters that were read in a wrong encoding (the first: line 2, '�')")
+
+
+def test_rare_letters_are_not(tmp_path: Path) -> None:
+    rare = [
+        "AMANHÃ, IRMÃ» NÃO",
+        "«À quoi ?» À",
+        "„Spaß“ ß™",
+        "ESPAÑA… Ñ€",
+        "Ð og ð",
+        "â la carte, 5 €",
+        "Ångström ÂÃ",
+        "Việt Nam",
+    ]
+    assert notes(tmp_path, *(ALPACA | {"output": text} for text in rare)) == []
+
+
+@pytest.mark.parametrize("text", ["nan", "<NA>", "NaT", "#N/A", "#REF!", "#NAME?", "#DIV/0!", "\\N", "[object Object]"])
+@pytest.mark.parametrize("column", ["instruction", "output"])
+def test_what_a_program_writes_for_an_empty_cell_is_told(tmp_path: Path, text: str, column: str) -> None:
+    """pandas, Excel, MySQL, JavaScript: nobody asks that, and as an answer it is trained."""
+    [note] = notes(tmp_path, ALPACA, ALPACA | {column: text})
+    assert note.startswith(f"1 of 2 rows have a text that stands for nothing (the first: line 2, {text!r})")
+    assert notes(tmp_path, ALPACA | {"instruction": f"What is {text}?", "output": f"It is {text}."}) == []
+    assert notes(tmp_path, {"messages": [USER, BOT, {"role": "tool", "content": text}, BOT]}) == []  # that did say so
 
 
 @pytest.mark.parametrize("write", [json.dumps, repr, lambda tools: json.dumps(json.dumps(tools))])
