@@ -530,3 +530,38 @@ def test_an_input_of_zero_is_no_absent_one(value: float, why: str) -> None:
     found = DetectedFormat("instruction", {name: name for name in ("instruction", "input", "output")}, "")
     trouble = checker(found)({"instruction": "Square it.", "input": value, "output": "0"})[2]
     assert trouble is not None and trouble.why.startswith(why)
+
+
+SPOKEN = DetectedFormat("sharegpt", {"conversations": "conversations", "tools": "tools"}, "")
+
+
+@pytest.mark.parametrize("arguments", [{"a": 2}, '{"a": 2}'])
+@pytest.mark.parametrize("several", [False, True])
+def test_calls_of_llama_factory_are_calls(arguments: Any, several: bool) -> None:
+    """A turn `function_call` holds JSON of a call, or of a list, and `observation` what the tool answered."""
+    calls = [{"name": "add", "arguments": arguments}] * (1 + several)
+    said = [("human", "2+2?"), ("function_call", json.dumps(calls if several else calls[0])), ("observation", "4")]
+    turns = [{"from": speaker, "value": value} for speaker, value in (*said, ("gpt", "It is 4."))]
+    row = {"conversations": turns, "tools": json.dumps([TOOL])}
+    assert checker(SPOKEN)(row)[2] is None
+    example = to_example(row, SPOKEN.format, SPOKEN.columns)
+    assert example["messages"] == [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call} for call in calls]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    assert example["trained_messages"] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "text", ["add(2)", "[]", "4", '{"arguments": {}}', '["add"]', '{"name": "add", "arguments": "2"}', ""]
+)
+def test_a_function_call_that_is_none_is_refused(text: str) -> None:
+    turns = [
+        {"from": "human", "value": "2+2?"},
+        {"from": "function_call", "value": text},
+        {"from": "gpt", "value": "4"},
+    ]
+    trouble = checker(SPOKEN)({"conversations": turns})[2]
+    assert trouble is not None and trouble.refused

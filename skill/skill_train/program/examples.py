@@ -21,7 +21,6 @@ Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-BARE = ("prompt_completion", "completion")  # texts joined as they stand
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
 CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
@@ -105,14 +104,11 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         prompt, completion = read_once(prompt, completion)
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
-    if data_format in BARE:
+    if data_format in ("prompt_completion", "completion"):  # texts joined as they stand
         with_system([], value("system"))  # a model with a chat template will read it, and the tools
         tools_of(value("tools"))
-        return {
-            "kind": "completion",
-            "prompt": text_of(prompt, "prompt"),
-            "completion": text_of(completion, "completion"),
-        }
+        texts = text_of(prompt, "prompt"), text_of(completion, "completion")
+        return {"kind": "completion", "prompt": texts[0], "completion": texts[1]}
     return chat(from_pair(data_format, value), value("tools"), 0)
 
 
@@ -131,7 +127,8 @@ TOOLS = ("tool", "function", "ipython", "observation", "environment")
 ROLES = ("system", "developer", "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "model": "assistant", "system": "system", "tool": "tool",
+    "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant", "system": "system",
+    "tool": "tool", "observation": "tool",
 }  # fmt: skip
 
 
@@ -176,8 +173,20 @@ def from_sharegpt(turns: Any) -> list[Message]:
         if is_silent(role, turn):
             continue
         message: Any = {name: value for name, value in turn.items() if name not in ("from", "value")}
-        messages.append(message | {"role": role, "content": text_of(turn.get("value"), "value")})
+        message |= {"role": role, "content": text_of(turn.get("value"), "value")}
+        if str(turn["from"]).lower() == "function_call":  # LLaMA-Factory's
+            message |= {"content": "", "tool_calls": calls_of(message["content"])}
+        messages.append(message)
     return messages
+
+
+def calls_of(text: str) -> list[JsonObject]:
+    """The calls in a turn that is JSON text of one, or of a list."""
+    value = json_value(text, "function_call")
+    calls = value if isinstance(value, list) else [value]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise bad_row("function_call holds no call", '{"name": "…", "arguments": {…}}', text)
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def as_messages(value: Any, role: str, name: str) -> list[Any]:
@@ -247,7 +256,8 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
         return short[:40]
     if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
         return short[:80]
-    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64_start(short)):
+    start = short[:32].replace("+", "-").replace("/", "_")  # in either alphabet
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(start)):
         return f"{short[:16]}…, a file as base64"
     if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
         return f"{short[:16]}…, a file in hexadecimal digits"
@@ -262,11 +272,6 @@ def media_mark(text: str) -> str | None:
     if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
         mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
     return None if mark is None else mark.group().strip()
-
-
-def base64_start(text: str) -> bytes:
-    """The first 24 bytes of a file as base64, in either alphabet."""
-    return base64.urlsafe_b64decode(text[:32].replace("+", "-").replace("/", "_"))
 
 
 def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
