@@ -236,6 +236,9 @@ def test_a_conversation_beside_no_answer_is_trained(talk: list[Any], other: dict
         ("Frage", "Antwort"),
         ("FRAGE", "ANTWORT"),
         ("f", "reply_2"),
+        ("Context", "Response"),  # of mental_health_counseling_conversations
+        ("document", "summary"),
+        ("en", "translation"),
     ],
 )
 def test_words_in_names_tell_the_answer_whatever_the_order(asked: str, answered: str) -> None:

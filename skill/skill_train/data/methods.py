@@ -58,8 +58,8 @@ _ROLES = {
         "pergunta", "vraag",
     ),
     "answer": (
-        "answer", "response", "reply", "completion", "solution", "agent", "assistant", "bot", "antwort", "respuesta",
-        "reponse", "réponse", "risposta", "resposta", "antwoord",
+        "answer", "response", "reply", "completion", "solution", "agent", "assistant", "bot", "summary", "translation",
+        "antwort", "respuesta", "reponse", "réponse", "risposta", "resposta", "antwoord",
     ),
 }  # fmt: skip
 _WORDS = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+")
@@ -266,7 +266,11 @@ def _no_answer(row: Row, texts: list[str]) -> str | None:
     if answers and (question := _question(row)) is not None:
         return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {question} must be text"
     about = next((column for column in texts if _plain(column) in _ABOUT), None)
-    return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
+    return (
+        None
+        if about is None or "answer" in map(_role, texts)
+        else f"{about} is what a text is about by its name, and no answer is beside it"
+    )
 
 
 def _role(column: str) -> str | None:
