@@ -475,6 +475,18 @@ def test_a_table_whose_header_is_right_is_told_of_its_quotes(tmp_path: Path, nam
     assert way in _data(tmp_path / name)[1]["error"]["hint"] and way in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rows.json", '[["2+2?", "4"]]'), ("rows.jsonl", "{'question': '2+2?'}\n"), ("rows.jsonl", "[1]\n")],
+)
+def test_json_without_a_row_is_told_of_no_table(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(model="m", data=name))
+    for hint in (_data(tmp_path / name)[1]["error"]["hint"], caught.value.hint):
+        assert "one object per line" in hint and "table" not in hint
+
+
 def test_rows_of_another_encoding_that_fix_leaves_out_are_told(tmp_path: Path) -> None:
     rows = "".join(f"{'Grün' if n % 3 else 'Rot'} {n}?;{n}\n" for n in range(9))
     (tmp_path / "rows.csv").write_bytes(f"Frage;Antwort\n{rows}".encode("windows-1252"))

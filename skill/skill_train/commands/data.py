@@ -19,7 +19,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import ALL_ALIKE, NO_ROW, columns_alone, open_quote, rewriting_command, wrong_columns
+from skill_train.data.errors import ALL_ALIKE, columns_alone, no_row, open_quote, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -316,7 +316,7 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
     if inspection.survey.problems["not_utf8"].refused and (command := rewriting_command(Path(inspection.recipe.data))):
         return command
     if inspection.check is None:
-        return otherwise if inspection.row else NO_ROW
+        return otherwise if inspection.row else no_row(inspection.recipe.data_file or inspection.recipe.data)
     if (line := inspection.survey.open_quote) is not None:
         return open_quote(line)
     return _fix_command(inspection) if inspection.survey.usable > counted.refused else ALL_ALIKE

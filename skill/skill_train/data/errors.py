@@ -14,7 +14,7 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
-from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, numbered_lines
+from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, TABLE_FILES, numbered_lines
 from skill_train.program.tables.shape import is_message, old_encoding, utf16
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import ONE_MESSAGE, PICTURED, WHOLE_CHAT, DetectedFormat, answer_apart, other_turns
@@ -33,10 +33,17 @@ def empty(recipe: Recipe) -> UsageError:
 MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
-NO_ROW = (
-    f"mend the header of a table, or the quotes around its cells, which a comma or a quote needs, or {ROWS_IN_LINES} "
-    "(pandas reads a table without quotes with quoting=3 and dtype=str); one JSON document is a .json file"
+_TABLE_WITHOUT_ROW = (
+    f"mend the header of the table, or the quotes around its cells, which a comma or a quote needs, or {ROWS_IN_LINES} "
+    "(pandas reads a table without quotes with quoting=3 and dtype=str)"
 )
+
+
+def no_row(data: str) -> str:
+    """The hint for a file of which no row can be read."""
+    if data.lower().endswith(TABLE_FILES):
+        return _TABLE_WITHOUT_ROW
+    return f"{ROWS_IN_LINES}, in JSON as json.dumps of Python writes it; one JSON document is a .json file"
 
 
 def open_quote(line: int) -> str:

@@ -105,7 +105,9 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None, seen: SeenRo
             whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
             no_row = reading is None and _is_empty(whole)
             otherwise = errors.leave_out(recipe) if row.lines == 1 else errors.open_quote(line)
-            row.refusal.error["hint"] = keeps_rows or (errors.NO_ROW if no_row else otherwise)
+            row.refusal.error["hint"] = keeps_rows or (
+                errors.no_row(recipe.data_file or recipe.data) if no_row else otherwise
+            )
             raise row.refusal
         if reading is None:
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
