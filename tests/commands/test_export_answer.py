@@ -32,13 +32,13 @@ def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
 @pytest.mark.parametrize(
     ("types", "named", "following"),
     [
-        (["q8_0", "q4_k_m"], "q4_k_m", ["skill-train chat {run}"]),
-        (["q8_0", "q4_k_m"], "q8_0", ["skill-train chat {run}"]),
+        (["q8_0", "q4_k_m"], "q4_k_m", ["skill-train chat {run} --prompt Hello"]),
+        (["q8_0", "q4_k_m"], "q8_0", ["skill-train chat {run} --prompt Hello"]),
         (
             ["q4_k_m"], "q8_0",
-            ["skill-train chat {run} --file q4_k_m", "skill-train export-gguf {run} --quant q4_k_m --modelfile q4_k_m"],
+            ["skill-train chat {run} --prompt Hello --file q4_k_m", "skill-train export-gguf {run} --quant q4_k_m --modelfile q4_k_m"],
         ),
-        (["auto-4bpw"], "q8_0", ["skill-train chat {run} --file auto-4bpw"]),
+        (["auto-4bpw"], "q8_0", ["skill-train chat {run} --prompt Hello --file auto-4bpw"]),
     ],
 )  # fmt: skip
 def test_what_comes_next_is_about_the_files_that_were_asked_for(
@@ -61,7 +61,7 @@ def test_what_comes_next_for_a_model_folder_is_not_about_the_run_around_it(tmp_p
     last = done.outputs[-1]["path"]
     following = result_of(replace(done, export=export), {"ollama": "ollama create"}, None, None).next
     assert following[0].startswith(f"skill-train verify --reference {tmp_path / 'base'} --gguf ")
-    assert following[1:] == [f"skill-train chat {last}"]
+    assert following[1:] == [f"skill-train chat {last} --prompt Hello"]
 
 
 def test_a_person_reads_which_file_is_used(tmp_path: Path) -> None:
