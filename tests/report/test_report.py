@@ -99,6 +99,21 @@ def test_what_lies_in_the_run_is_held_against_the_proof(tmp_path: Path) -> None:
     assert "files, by the records alone" in text and "None of the files is here." in text
 
 
+def test_a_proof_of_other_files_is_followed_by_verify(tmp_path: Path) -> None:
+    """An agent reads `next` alone. It was empty, or named `evaluate`."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    (run / "metrics.jsonl").unlink()
+
+    def following() -> list[str]:
+        done = subprocess.run([shared_runs.script(), "report", run], capture_output=True, text=True)
+        return list(json.loads(done.stdout)["next"])
+
+    assert following() == [f"skill-train evaluate {run}"]
+    file = run / "gguf" / "run-q8_0.gguf"
+    file.write_bytes(file.read_bytes()[:-64] + bytes(64))
+    assert following() == [f"skill-train verify {run}"]
+
+
 def test_a_proof_that_found_an_exchanged_file_is_not_said_to_be_of_other_files(tmp_path: Path) -> None:
     """To verify again would change nothing."""
     run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))

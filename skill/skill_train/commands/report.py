@@ -36,7 +36,7 @@ def report(options: ReportOptions, console: Console) -> Result:
     known = tuple(run.path for run in evaluated if warn_of_base_rows(console, run))
     with console.progress("report") as progress:
         data = step.report(opened, out=out, progress=progress, base_may_know=known)
-    following = [part["command"] for run in data["runs"] for part in run["missing"][:1]]
+    following = [run["next"] for run in data["runs"] if run["next"]]
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 
 

@@ -27,7 +27,7 @@ from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curv
 from skill_train.report.demo_record import Demo
 from skill_train.report.figure import ReportedRun
 from skill_train.report.same_run import same
-from skill_train.report.sections import curve, differences, overview, run_view
+from skill_train.report.sections import curve, differences, overview, run_view, verdict
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, RunView, SameView, SharedView
 from skill_train.report.words import placeless
@@ -52,13 +52,14 @@ _HEAD = 2000  # bytes of a file in which the mark is looked for
 
 
 class RunHeadline(TypedDict):
-    """The verdict of a run, and the parts that are missing. Their commands run here; those on the page, which may be
-    sent to somebody, name the folder alone."""
+    """The verdict of a run, the parts that are missing, and the next command, or none. These commands run here; those
+    on the page, which may be sent to somebody, name the folder alone."""
 
     run: str
     word: str
     headline: str
     missing: list[MissingPart]
+    next: str | None
 
 
 class Report(TypedDict):
@@ -115,16 +116,17 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
     progress(2, 3, "writing")
     write_text(out, page(views, shared))
     progress(3, 3, str(out))
-    headlines: list[RunHeadline] = [
-        {
-            "run": view["name"],
-            "word": view["verdict"]["word"],
-            "headline": view["verdict"]["headline"],
-            "missing": missing(dataclasses.replace(reported, call=str(run.path))),
-        }
-        for run, reported, view in zip(runs, read, views, strict=True)
-    ]
+    headlines = [_headline(dataclasses.replace(one, call=str(run.path))) for run, one in zip(runs, read, strict=True)]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
+
+
+def _headline(run: ReportedRun) -> RunHeadline:
+    told, lacks = verdict(run), missing(run)
+    again = told["next"] if run.proof and told["word"] == "fail" else ""  # the proof is of other files
+    following = again or (lacks[0]["command"] if lacks else None)
+    return {
+        "run": run.name, "word": told["word"], "headline": told["headline"], "missing": lacks, "next": following,
+    }  # fmt: skip
 
 
 class _OnDisk(TypedDict, total=False):
