@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -38,3 +39,20 @@ def test_the_proof_of_another_file_is_not_lost(tmp_path: Path) -> None:
     assert verify._record_beside((two, one)) == tmp_path / "verify.json"
     one.unlink()
     assert verify._record_beside((two,)) == tmp_path / "verify.json"
+
+
+def test_an_out_that_is_named_keeps_the_proof_of_other_files_too(tmp_path: Path) -> None:
+    """Such as that of another run, whose files may have the same names."""
+    mine, other = (tmp_path / name / "gguf" / "run-f16.gguf" for name in ("mine", "other"))
+    for file in (mine, other):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"GGUF")
+    record = other.parents[1] / "verify.json"
+    write_json(record, whole_records.proof(inputs={"ggufs": {other.name: {"bytes": 4, "sha256": "0" * 64}}}))
+    with pytest.raises(UsageError, match=r"other/verify\.json is the proof of run-f16\.gguf") as caught:
+        verify._record_beside((mine,), record)
+    assert caught.value.code == "output_exists"
+    assert verify._record_beside((other,), record) == record
+    assert verify._record_beside((mine,), tmp_path / "new.json") == tmp_path / "new.json"
+    shutil.copy(record, tmp_path / "mine.json")  # the files that it proves are not here: it is an older proof to replace
+    assert verify._record_beside((mine,), tmp_path / "mine.json") == tmp_path / "mine.json"

@@ -81,7 +81,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         ggufs=list(options.gguf),
         rows=[],
         held_out=[],
-        record=options.out or _record_beside(options.gguf),
+        record=_record_beside(options.gguf, options.out),
         tokens=options.tokens,
         pictures=PictureContext({"model": str(reference), "revision": None}, images=Path()),
         engines=options.engine,
@@ -89,14 +89,17 @@ def verify(options: VerifyOptions, console: Console) -> Result:
     return _verify(console, request, [])
 
 
-def _record_beside(ggufs: tuple[Path, ...]) -> Path:
-    """The file for the proof of these files, beside the first."""
-    record, proof = ggufs[0].parent / "verify.json", None
+def _record_beside(ggufs: tuple[Path, ...], out: Path | None = None) -> Path:
+    """The file for the proof of these files: `out`, or beside the first. A proof of other files is not replaced as long
+    as they lie beside it, or in the `gguf/` of its run."""
+    record, proof = out or ggufs[0].parent / "verify.json", None
     if record.is_file():
         with contextlib.suppress(UsageError):  # no proof: the step says so
             proof = verify_record.read(record)
-    others = sorted(proof.inputs.ggufs.keys() - {file.name for file in ggufs}) if proof is not None else []
-    if lost := [name for name in others if (record.parent / name).is_file()]:
+    judged = {file.resolve() for file in ggufs}
+    places = (record.parent, record.parent / "gguf")
+    proven = [place / name for name in sorted(proof.inputs.ggufs if proof else ()) for place in places]
+    if lost := [file.name for file in proven if file.is_file() and file.resolve() not in judged]:
         own = record.with_name(f"verify-{ggufs[0].stem}.json")
         raise UsageError(
             f"{record} is the proof of {', '.join(lost)}, and would be replaced",
@@ -123,6 +126,9 @@ def verify_run(
                 expected="files in gguf/",
                 hint=f"skill-train export-gguf {quoted(run.path)}",
             )
+        record = run.record("verify")
+        if out is not None and out.resolve() != record.resolve():
+            record = _record_beside(tuple(run.exported), out)
         gone = [str(path) for path in recorded(run) if not path.is_file()]
         if gone:
             console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
@@ -141,7 +147,7 @@ def verify_run(
             unread=unread(run) + _lost_rows(console, run, training.data),
             rows=samples,
             held_out=held_out,
-            record=out or run.record("verify"),
+            record=record,
             run=run.path,
             tokens=tokens,
             pictures=_pictures(run),
