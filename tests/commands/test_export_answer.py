@@ -36,7 +36,8 @@ def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
         (["q8_0", "q4_k_m"], "q8_0", ["skill-train chat {run} --prompt Hello"]),
         (
             ["q4_k_m"], "q8_0",
-            ["skill-train chat {run} --prompt Hello --file q4_k_m", "skill-train export-gguf {run} --quant q4_k_m --modelfile q4_k_m"],
+            ["skill-train chat {run} --prompt Hello --file q4_k_m",
+             "skill-train export-gguf {run} --quant q4_k_m --modelfile q4_k_m"],
         ),
         (["auto-4bpw"], "q8_0", ["skill-train chat {run} --prompt Hello --file auto-4bpw"]),
     ],

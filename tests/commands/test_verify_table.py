@@ -54,5 +54,5 @@ def test_an_out_that_is_named_keeps_the_proof_of_other_files_too(tmp_path: Path)
     assert caught.value.code == "output_exists"
     assert verify._record_beside((other,), record) == record
     assert verify._record_beside((mine,), tmp_path / "new.json") == tmp_path / "new.json"
-    shutil.copy(record, tmp_path / "mine.json")  # the files that it proves are not here: it is an older proof to replace
+    shutil.copy(record, tmp_path / "mine.json")  # its files are not here: an older proof to replace
     assert verify._record_beside((mine,), tmp_path / "mine.json") == tmp_path / "mine.json"

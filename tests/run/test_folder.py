@@ -146,6 +146,43 @@ def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path) -> None:
     assert code == 0 and len(messages) == 1 and str(part) in messages[0] and part.exists()
 
 
+_HOLD = (
+    "import sys, time\nfrom skill_train.core.files import scratch_folder\n"
+    "with scratch_folder() as folder:\n    (folder / 'large').touch(); print(folder, flush=True); time.sleep(60)\n"
+)
+
+
+def _holder(environment: dict[str, str]) -> tuple[subprocess.Popen[str], Path]:
+    held = subprocess.Popen([sys.executable, "-c", _HOLD], env=environment, stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None
+    return held, Path(held.stdout.readline().strip())
+
+
+def test_temporary_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> None:
+    """One that lives keeps its own, and so do another machine, another program and another user; a link is followed
+    nowhere."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    (killed, left), (living, kept) = _holder(environment), _holder(environment)
+    killed.kill()
+    killed.wait()
+    dead = left.name.rpartition("-")[0]
+    others = [tmp_path / name for name in ("skill-train-0123456789ab-1-x", "skill-train-canary-1", f"{dead}x-y")]
+    for other in others:
+        other.mkdir()
+    (tmp_path / f"{dead}-link").symlink_to(others[1])
+    if os.geteuid() == 0:
+        others.append(tmp_path / f"{dead}-another")
+        others[-1].mkdir()
+        os.chown(others[-1], 65534, 65534)
+    assert (left / "large").is_file()
+    with_own, own = _holder(environment)
+    for process in (living, with_own):
+        process.terminate()
+        process.wait()
+    assert not left.exists() and (kept / "large").is_file() and (own / "large").is_file()
+    assert all(other.is_dir() for other in others) and (tmp_path / f"{dead}-link").is_symlink()
+
+
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, signal; from skill_train.core.files import whole_folder\n"

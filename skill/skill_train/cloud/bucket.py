@@ -11,7 +11,6 @@ it becomes a path here.
 from __future__ import annotations
 
 import re
-import tempfile
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 from skill_train.cloud.poll import patiently
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.files import scratch_folder
 from skill_train.facts import JsonObject
 from skill_train.hub import jobs, repositories
 from skill_train.hub.client import or_none
@@ -186,8 +186,8 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
 
 def _fetch(bucket: str, files: list[BucketFile]) -> dict[str, str]:
     """The text of small files, by their path in the folder."""
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        places = [(file, Path(folder) / str(number)) for number, file in enumerate(files)]
+    with scratch_folder() as folder:
+        places = [(file, folder / str(number)) for number, file in enumerate(files)]
         patiently(lambda: jobs.download(bucket, [(file.remote, path) for file, path in places]))
         return {
             file.path: path.read_text(encoding="utf-8", errors="replace") for file, path in places if path.is_file()

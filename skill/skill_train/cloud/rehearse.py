@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
+from skill_train.core.files import scratch_folder
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
 from skill_train.program.cloud.kept import MARKER
@@ -68,8 +68,8 @@ def rehearse(
     Raises:
         SkillTrainError: the error that the program reported, or TrainingFailed if it stored less than a job must store.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
-        root = Path(temporary)
+    with scratch_folder() as temporary:
+        root = temporary
         mount = root / KEPT.strip("/")
         mount.mkdir()
         shutil.copyfile(spec.program, mount / spec.program.name)

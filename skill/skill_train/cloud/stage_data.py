@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
+from skill_train.core.files import scratch_folder
 from skill_train.core.secret_scan import secret_in
 from skill_train.data.problems import holds_personal
 from skill_train.data.row_pictures import name_below, picture_files
@@ -251,9 +251,9 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
     Raises:
         UsageError: two names are one to the disk of the temporary folder.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
+    with scratch_folder() as temporary:
         for name, path in staged.files.items():
-            place = Path(temporary) / name
+            place = temporary / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.exists():
                 raise UsageError(
@@ -270,7 +270,7 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
                 os.link(path.resolve(), place)
             except OSError:  # another disk
                 shutil.copyfile(path, place)
-        yield Path(temporary)
+        yield temporary
 
 
 def mount_path(staged: Staged) -> str:

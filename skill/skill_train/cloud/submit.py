@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NotRequired, TypedDict
 
 import msgspec
@@ -15,6 +13,7 @@ from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.stage_data import Staged
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, UsageError, quoted
+from skill_train.core.files import scratch_folder
 from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.client import patiently
@@ -255,8 +254,8 @@ def _plan_of(job: Job) -> Plan | None:
     if job.bucket is None:
         return None
     bucket, folder = job.bucket
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
-        file = Path(temporary) / "plan.json"
+    with scratch_folder() as temporary:
+        file = temporary / "plan.json"
         try:
             patiently(lambda: jobs.download(bucket, [(f"{folder}/plan.json", file)]))
             return plan_record.read(file)

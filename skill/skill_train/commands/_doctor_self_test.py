@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from skill_train.commands._base_model import merge_run
 from skill_train.core import resources
 from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed
+from skill_train.core.files import scratch_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
@@ -40,12 +40,12 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
     """Runs all steps on the embedded model in a temporary folder; returns the seconds and the verdict of each."""
     stages: list[TestedStage] = []
     started, error = time.monotonic(), None
-    with tempfile.TemporaryDirectory(prefix="skill-train-self-test-") as folder:
+    with scratch_folder() as folder:
         try:
-            _chain(console, Path(folder), stages)
+            _chain(console, folder, stages)
         except SkillTrainError as problem:
             error = problem
-            if folder in error.hint:  # which is about to go
+            if str(folder) in error.hint:  # which is about to go
                 error.hint = "skill-train demo   (the same chain, in a folder that stays)"
     figures: SelfTest = {
         "verdict": "fail" if error else "pass",

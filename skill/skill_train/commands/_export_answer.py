@@ -61,7 +61,8 @@ def result_of(
 
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
-    """The proof, the server for a pair, a question that needs no terminal, and how the Modelfile gets a type that it does not name."""
+    """The proof, the server for a pair, a question that needs no terminal, and how the Modelfile gets a type that it
+    does not name."""
     run = done.export.run
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     target = quoted(run.path) if run else f"--reference {quoted(done.export.model)} {named}"

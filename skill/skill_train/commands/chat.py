@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from skill_train.commands._command import (
 from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
+from skill_train.core.files import scratch_folder
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
@@ -108,9 +108,9 @@ def chat(options: ChatOptions, console: Console) -> Result:
         warn_of_proof(console, model)
     if options.system is None and not options.raw:
         warn_of_system(console, first, "give it with --system")
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as pictures, contextlib.ExitStack() as stack:
-        images = _copied_images(options.image, Path(pictures))
-        models = [_with_pictures(options, model, Path(pictures), bool(images)) for model in models]
+    with scratch_folder() as pictures, contextlib.ExitStack() as stack:
+        images = _copied_images(options.image, pictures)
+        models = [_with_pictures(options, model, pictures, bool(images)) for model in models]
         with console.progress("loading") as progress:
             speakers = []
             for number, (model, name) in enumerate(zip(models, _names(models), strict=True)):

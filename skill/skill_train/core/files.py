@@ -2,7 +2,7 @@
 
 An unfinished result lies beside its final name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part,
 and the next process that writes the same result removes it, if nobody still works on it. A process id can answer that
-only in one place: one container of one machine since its last start.
+only in one place: one container of one machine since its last start. Temporary folders name their owner too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from skill_train.core.errors import UsageError, no_disk, quoted
 
 _OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
 _HALF = re.compile("[\ud800-\udfff]")
+_SCRATCH = "skill-train"
 _LEFT_ALONE: list[Path] = []
 
 
@@ -88,6 +89,27 @@ def whole_file(final: Path) -> Iterator[Path]:
             if error.filename == os.fspath(part) or (error.filename is None and no_disk(error)):
                 error.filename, error.filename2 = os.fspath(final), None
             raise
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder among the temporary files, which is removed when the block ends. Those that killed processes of this
+    user left are removed before."""
+    import tempfile
+
+    _remove_left_scratch(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}-{owner()}-") as folder:
+        yield Path(folder)
+
+
+@cache
+def _remove_left_scratch(root: Path) -> None:
+    for folder in root.glob(f"{_SCRATCH}-{place()}-*"):
+        pid = folder.name.split("-")[3]
+        with contextlib.suppress(OSError):
+            mine = folder.lstat().st_uid == os.geteuid() and pid.isdecimal()
+            if mine and not is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)  # a link is left alone
 
 
 def _part_of(final: Path) -> Path:

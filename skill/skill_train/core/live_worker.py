@@ -13,7 +13,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skill_train.core.errors import SkillTrainError, failure_of, from_exit_code
+from skill_train.core.files import scratch_folder
 from skill_train.core.memory import keep_freed
 from skill_train.core.worker import ended_without_result, file_of, hangs, started
 from skill_train.program.events import seek_cycles_seldom
@@ -84,8 +84,8 @@ class LiveWorker:
 @contextlib.contextmanager
 def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
     """A worker with its job, which is ended with the block."""
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        log = Path(folder) / "log.txt"
+    with scratch_folder() as folder:
+        log = folder / "log.txt"
         with started(log, module) as process:
             worker = LiveWorker(module, process, log, file_of(job))
             try:

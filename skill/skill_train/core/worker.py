@@ -16,7 +16,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +35,7 @@ from skill_train.core.errors import (
     no_disk,
     not_installed,
 )
-from skill_train.core.files import write_json
+from skill_train.core.files import scratch_folder, write_json
 from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
 from skill_train.program.events import seek_cycles_seldom
 
@@ -91,8 +90,8 @@ def run_worker(
         SkillTrainError: the worker itself reported this error.
         OSError: there was no room for its answer in the folder for temporary files.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
+    with scratch_folder() as folder:
+        job_file, result_file, log_file = (folder / name for name in ("job.json", "result.json", "log.txt"))
         write_json(job_file, document := msgspec.to_builtins(job))
         started = time.monotonic()
         code = _run(module, job_file, result_file, log_file, progress, most_seconds)
@@ -100,7 +99,7 @@ def run_worker(
         if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
             raise hangs(f"{module} did not finish within {most_seconds:g} s", _tail(log))
         if code == errno.ENOSPC:
-            raise OSError(code, os.strerror(code), folder)
+            raise OSError(code, os.strerror(code), str(folder))
         if code < 0 or not result_file.is_file():
             raise ended_without_result(module, code, log, file_of(document))
         result = json.loads(result_file.read_text(encoding="utf-8"))

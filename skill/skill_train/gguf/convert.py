@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.errors import UsageError, nearest, quoted
-from skill_train.core.files import whole_file
+from skill_train.core.files import scratch_folder, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose
@@ -133,8 +132,8 @@ def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None
         UsageError: the converter does not know the architecture or the tokenizer, or the folder is incomplete.
     """
     progress(0, 1, "asking llama.cpp whether it knows this architecture and tokenizer")
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        vocabulary = Path(folder) / "vocabulary.gguf"
+    with scratch_folder() as folder:
+        vocabulary = folder / "vocabulary.gguf"
         convert_with(toolchain, model, vocabulary, ["--vocab-only"], lambda done, total, text: None)
 
 

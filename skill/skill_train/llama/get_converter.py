@@ -29,7 +29,7 @@ from typing import TypedDict
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, quoted, system_error
-from skill_train.core.files import write_json
+from skill_train.core.files import scratch_folder, write_json
 from skill_train.machine.read import cache_dir
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.run import records
@@ -129,9 +129,9 @@ def fetch(*, progress: Bar = lambda done, total, text: None) -> Toolchain:
         refused = system_error(error)
         refused.hint += "; or export SKILL_TRAIN_CACHE=DIR first"
         raise refused from None
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+    with scratch_folder() as folder:
         progress(0, 3, f"downloading the source of llama-cpp-python {version} (about 80 MB, once)")
-        archive = _download(version, Path(folder))
+        archive = _download(version, folder)
         progress(1, 3, "unpacking the converter")
         unpack(archive, cache_dir() / f"llama.cpp-{version}", version=version)
     progress(3, 3, "converter ready")

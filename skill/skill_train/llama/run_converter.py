@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from skill_train.core.errors import (
     died_of_memory,
     quoted,
 )
-from skill_train.core.files import write_text
+from skill_train.core.files import scratch_folder, write_text
 from skill_train.core.memory import watch_memory
 from skill_train.facts import JsonObject
 from skill_train.llama.get_converter import Toolchain
@@ -116,8 +115,8 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
     Args:
         changes: keys to set in `adapter_config.json`.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        view = Path(folder) / (model.resolve().name or "model")
+    with scratch_folder() as folder:
+        view = folder / (model.resolve().name or "model")
         view.mkdir()
         loaded = weight_files(model)
         for entry in sorted(model.iterdir()):

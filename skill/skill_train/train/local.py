@@ -13,9 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -33,7 +31,7 @@ from skill_train.core.errors import (
     from_exit_code,
     quoted,
 )
-from skill_train.core.files import write_json
+from skill_train.core.files import scratch_folder, write_json
 from skill_train.core.memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.units import gigabytes
@@ -104,8 +102,8 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pro
     cached = precision_probe.known_probe(device, machine, model)
     if cached is not None:
         return cached
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        file = Path(folder) / "plan.json"
+    with scratch_folder() as folder:
+        file = folder / "plan.json"
         plan_record.write(file, plan)
         command = [sys.executable, str(train_program()), str(file), "--probe"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,7 +8,6 @@ wrong file: it says so in the record, and goes on with the next file.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pathlib import Path
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
+from skill_train.core.files import scratch_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
@@ -158,14 +158,14 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
         drafting = beside.submit(draft_of, files, questions.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, questions.conversations)
-        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
+        with scratch_folder() as scratch:
             rounding = rounding_of(run / "merge.json", request.reference) if request.adapter and files else None
-            measured, compared = _measure(questions, request.base, files, Path(scratch), drafting, rounding)
+            measured, compared = _measure(questions, request.base, files, scratch, drafting, rounding)
             reference = MeasuredReference(**vars(questions), measured=measured)
             scope = scoping.result()
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(reference, findings, run, prepared, warn, progress)
-            judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, Path(scratch))
+            judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, scratch)
             exports = export_records(run, request.ggufs)
             findings.doubt_tuned(exports)
             if request.run is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
+from skill_train.core.files import scratch_folder
 from skill_train.llama import inference
 from skill_train.llama.inference import InferenceJob, Sequence, sequences_of
 from skill_train.machine.read import physical_cores
@@ -44,9 +44,9 @@ def judging(source: Path, texts: list[list[int]], vocabulary: int, progress: Bar
         VerificationFailed: llama.cpp refuses the file.
     """
     sequences, tokens = sequences_of(texts), sum(map(len, texts))
-    with tempfile.TemporaryDirectory(prefix="skill-train-quantize-") as folder:
-        require_space(Path(folder), 4 * tokens * vocabulary, "the logits of the unquantized file")
-        judge = Judge(sequences, Path(folder) / "logits", vocabulary)
+    with scratch_folder() as folder:
+        require_space(folder, 4 * tokens * vocabulary, "the logits of the unquantized file")
+        judge = Judge(sequences, folder / "logits", vocabulary)
         job = InferenceJob(
             gguf=str(source),
             context_tokens=judge.context_tokens,

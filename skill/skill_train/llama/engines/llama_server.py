@@ -9,13 +9,13 @@ tokenizer adds by itself, so the ids are compared, and not the text. Of pictures
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from skill_train.core.files import scratch_folder
 from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
     Completion,
@@ -60,8 +60,8 @@ def ask(
     url = f"http://127.0.0.1:{port}"
     words = [LLAMA_SERVER, "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "-c", str(context_tokens)]
     words += ["-t", str(threads)] if projector is None else ["-t", str(threads), "--mmproj", str(projector)]
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        log = Path(folder) / "log.txt"
+    with scratch_folder() as folder:
+        log = folder / "log.txt"
         with started(words, {}, log) as process:
             wait_for(f"{url}/health", lambda: process.poll() is None, program=LLAMA_SERVER)
             with asking(LLAMA_SERVER):

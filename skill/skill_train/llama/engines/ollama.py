@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from skill_train.core.errors import NotInstalled
+from skill_train.core.files import scratch_folder
 from skill_train.llama.engines.answers import (
     OLLAMA,
     AnswerToken,
@@ -72,8 +72,8 @@ def ask(
         NativeCrash: Ollama itself ended.
         NotInstalled: this Ollama does not show its prompts.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
-        folder, port = Path(name), free_port()
+    with scratch_folder() as folder:
+        port = free_port()
         log, recipe = folder / "log.txt", folder / "Modelfile"
         recipe.write_text(_modelfile(gguf, projector), encoding="utf-8", errors="surrogateescape")
         host = f"127.0.0.1:{port}"

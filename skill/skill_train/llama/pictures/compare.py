@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from skill_train.core.console import Bar
+from skill_train.core.files import scratch_folder
 from skill_train.core.worker import run_worker
 
 Array = Any  # of numpy, which is not imported here
@@ -101,16 +102,16 @@ def ask_pictures(
         VerificationFailed: it refuses one of the files, or a prompt; or the projector reads no pictures.
         DecisionNeeded: there was not enough memory.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+    with scratch_folder() as folder:
         job = PictureJob(
             text=str(pair.text),
             projector=str(pair.projector),
             threads=threads,
             any_size=any_size,
             prompts=prompts,
-            folder=folder,
+            folder=str(folder),
         )
-        answers = run_worker(WORKER, in_files(job, folder), list[PictureAnswer], progress=progress)
+        answers = run_worker(WORKER, in_files(job, str(folder)), list[PictureAnswer], progress=progress)
         return [_read(answer) for answer in answers]
 
 

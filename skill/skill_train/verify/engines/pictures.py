@@ -8,13 +8,12 @@ by the checks of `verify.pictures`. Each picture is sent as a PNG file, which ev
 from __future__ import annotations
 
 import io
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
+from skill_train.core.files import scratch_folder
 from skill_train.llama.engines.answers import LLAMA_SERVER, OLLAMA, PYTHON_SERVER, EngineQuestion, EngineRun
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.answers_worker import PairAnswers, PairQuestion, ask
@@ -144,14 +143,14 @@ def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
 
 
 def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> PairAnswers:
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+    with scratch_folder() as folder:
         questions = []
         for number, (each, tokens) in enumerate(zip(expected, answers, strict=True)):
             names = [f"{number}-{place}.png" for place in range(len(each.question.pictures))]
             for name, content in zip(names, each.question.pictures, strict=True):
-                (Path(folder) / name).write_bytes(content)
+                (folder / name).write_bytes(content)
             questions.append(PairQuestion(each.text, names, tokens, 1 if tokens else each.question.most))
-        return ask(pair, questions, folder=Path(folder), threads=physical_cores())
+        return ask(pair, questions, folder=folder, threads=physical_cores())
 
 
 # --- What an engine answers ---
