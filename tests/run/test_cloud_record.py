@@ -96,6 +96,7 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))
     assert caught.value.code == "missing_step" and "hf jobs ps -a" in caught.value.hint
+    assert "is neither a run nor the id of a job" in caught.value.message  # `status` asks it of any folder
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))
