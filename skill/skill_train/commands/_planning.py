@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from skill_train.commands._command import Whole, option
+from skill_train.commands._of_hub import require_on_hub, with_flags
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded, UsageError, in_hints, quoted
 from skill_train.core.units import gigabytes
@@ -71,7 +72,7 @@ def flavor_option() -> str | None:
 
 def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe in a file, with the options of the command line instead of its values."""
-    return fields.from_dict(flags if file is None else fields.read(file) | flags)
+    return fields.from_dict(flags if file is None else with_flags(fields.read(file), flags))
 
 
 def mapping_in(recipe: Path | None) -> AbstractContextManager[None]:
@@ -84,6 +85,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
     """
+    require_on_hub(recipe)
     recipe = _with_policy_of_base(recipe, choices)
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     on_hub = not Path(recipe.model).is_dir()
@@ -132,6 +134,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     from skill_train.hub import models
     from skill_train.train import local
 
+    require_on_hub(recipe)
     recipe = _with_policy_of_base(recipe, choices)
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)

@@ -15,6 +15,7 @@ from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._command import AGREED, DOLLARS, HOURS, PATH, Whole, argument, option, option_of, set_options
+from skill_train.commands._of_hub import OF_HUB
 from skill_train.commands._planning import (
     DEFAULT_HOURS,
     RECIPE_OPTIONS,
@@ -162,8 +163,7 @@ def recipe_of(plan: Plan, **values: Any) -> Recipe:
 def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
     """The original recipe with changes. Values that the planner chose for the old model and data are chosen again, and
     another model or dataset gets another revision."""
-    of_old = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}
-    gone = {name: None for key, names in of_old.items() if key in flags for name in names}
+    gone = {name: None for key, names in OF_HUB.items() if key in flags for name in names}
     return recipe_of(there, **(there.asked | gone | flags))
 
 

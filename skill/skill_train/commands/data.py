@@ -14,6 +14,7 @@ import msgspec
 from skill_train.commands._command import PATH, Whole, argument, command, option, set_options
 from skill_train.commands._data_view import draw_data
 from skill_train.commands._inspecting import inspected
+from skill_train.commands._of_hub import require_on_hub, with_flags
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
@@ -117,7 +118,8 @@ def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
 
 def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
-    values = {key: value for key, value in (fields.read(file) if file else {}).items() if value is not None} | flags
+    read = with_flags(fields.read(file) if file else {}, flags)
+    values = {key: value for key, value in read.items() if value is not None}
     if "data" not in values:
         raise UsageError(
             "no dataset was given",
@@ -126,6 +128,7 @@ def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
             hint="skill-train data --help",
         )
     checked = fields.from_dict({"model": "none", **values})
+    require_on_hub(checked)
     return checked if "model" in values else dataclasses.replace(checked, model="")
 
 

@@ -26,14 +26,6 @@ def read(recipe: Recipe) -> Iterator[Line]:
         Temporary: the Hub cannot be reached.
     """
     path = Path(recipe.data)
-    if recipe.data_file is not None and path.exists():
-        raise UsageError(
-            f"data_file is for a dataset on the Hub, and {path} is here",
-            code="bad_recipe",
-            expected="data: OWNER/NAME, or no data_file",
-            got=f"data_file: {recipe.data_file[:200]}",
-            hint="remove data_file from the recipe",
-        )
     if path.is_file():
         if not recipe.split.startswith("train"):
             next(iter_rows(recipe.data, split=recipe.split))  # raises the refusal

@@ -1,0 +1,37 @@
+"""What a recipe says of a model or a dataset on the Hub: of no other one, and of none that lies here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from skill_train.core.errors import UsageError
+from skill_train.recipe.fields import Recipe
+
+OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the field that names it
+
+
+def with_flags(values: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
+    """The values of a recipe, with the options instead of them. What it says of its own model or dataset on the Hub is
+    not said of another one that an option names."""
+    others = [key for key in OF_HUB if key in flags and flags[key] != values.get(key)]
+    gone = {name for key in others for name in OF_HUB[key]}
+    return {key: value for key, value in values.items() if key not in gone} | dict(flags)
+
+
+def require_on_hub(recipe: Recipe) -> None:
+    """Refuses a revision of a model that lies here, and the same of a dataset: nothing would read it.
+
+    Raises:
+        UsageError: the recipe has such a field, and its model or data is not on the Hub.
+    """
+    for key, names in OF_HUB.items():
+        place, named = getattr(recipe, key), [name for name in names if getattr(recipe, name) is not None]
+        if named and Path(place).exists():
+            raise UsageError(
+                f"{named[0]} is of the Hub, and {place} is here",
+                code="bad_recipe",
+                expected=f"{key}: OWNER/NAME of the Hub, or no {named[0]}",
+                got=f"{named[0]}: {getattr(recipe, named[0])[:200]}",
+                hint=f"remove {named[0]} from the recipe, or start from a folder without {place} to read the Hub's",
+            )
