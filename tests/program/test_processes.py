@@ -39,13 +39,14 @@ from skill_train.train import local
 pytestmark = [pytest.mark.slow, pytest.mark.real_python, pytest.mark.usefixtures("own_threads")]
 
 STEPS = 4
+SEED = 2**32 - 1  # the last that numpy takes: each process adds its rank
 GPUS = (Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process, two rows at a time, two batches a step."""
-    run = _write(tmp_path_factory.mktemp("one") / "run", split=(2, 2, 1), lora_dropout=0.0)
+    run = _write(tmp_path_factory.mktemp("one") / "run", split=(2, 2, 1), lora_dropout=0.0, seed=SEED)
     assert main([str(run / "plan.json")]) == 0
     return run
 
@@ -53,7 +54,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, two rows at a time each, one batch a step. The shell has variables of another launch."""
-    run = _write(tmp_path_factory.mktemp("two") / "run", lora_dropout=0.0)
+    run = _write(tmp_path_factory.mktemp("two") / "run", lora_dropout=0.0, seed=SEED)
     others = {"ACCELERATE_USE_DEEPSPEED": "true", "PET_NNODES": "2", "RANK": "16", "TORCHELASTIC_RUN_ID": "none"}
     with pytest.MonkeyPatch.context() as shell:
         for name, value in others.items():
@@ -108,7 +109,7 @@ def test_a_checkpoint_is_complete_when_all_have_written(two: Path) -> None:
 @pytest.mark.torture
 def test_sharded_by_fsdp_it_is_the_same_training(one: Path, tmp_path: Path) -> None:
     """FSDP 2 over gloo, with the arguments that a plan gets for two GPUs, and checkpoint and adapter put together."""
-    run = _write(tmp_path / "run", lora_dropout=0.0, placement={"strategy": "fsdp", "offload": False})
+    run = _write(tmp_path / "run", lora_dropout=0.0, seed=SEED, placement={"strategy": "fsdp", "offload": False})
     assert training.sharded(run) == 0, (run / "log").read_text()[-3000:]
     losses = [[line["loss"] for line in training.metrics(r)] for r in (one, run)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

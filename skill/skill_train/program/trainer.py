@@ -234,7 +234,7 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 
     # No card of TRL or PEFT beside a checkpoint: the one of the result is written when it is pushed.
     trainer.create_model_card = trainer.model.create_or_update_model_card = lambda *_, **__: None
-    transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
+    transformers.set_seed((seed + int(os.environ.get("RANK", "0"))) % 2**32)  # numpy takes no larger one
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         watch.asked_to_stop(trainer.args.device)  # also after the last step
