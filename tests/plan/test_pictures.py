@@ -85,6 +85,16 @@ def test_what_becomes_of_later_pictures_is_told_as_it_is() -> None:
     assert because.endswith("one in a column that the recipe does not name is not read")
 
 
+@pytest.mark.parametrize("images", [None, False])
+def test_parts_that_see_are_not_trained_on_text(images: bool | None) -> None:
+    """The adapter was on the language model, without a word."""
+    with pytest.raises(UsageError, match="lora_parts names projector, tower") as caught:
+        _said_of(Recipe(model="m", data="me/d", lora_parts=["language", "projector", "tower"], images=images))
+    assert caught.value.code == "bad_recipe" and "images: true" in caught.value.hint
+    assert not _said_of(Recipe(model="m", data="me/d", lora_parts=["language"]))[0]["images"]
+    assert not _said_of(Recipe(model="m", data="me/d", lora_parts=["tower"], finetuning_type="full"))[0]["images"]
+
+
 def test_each_tile_is_read_by_itself() -> None:
     """By hand: 100 x 50 pixels become 256 x 128, which are 4 x 2 tiles, and one small copy: 9 times 16 tokens."""
     files = {"preprocessor_config.json": SMOLVLM, "processor_config.json": {"image_seq_len": 16}}

@@ -15,10 +15,11 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     """Whether and how pictures are read, and which parts of a vision model get an adapter.
 
     Raises:
-        UsageError: no row has a picture, or the family has no such limit.
+        UsageError: no row has a picture that the recipe asks for, or the family has no such limit.
     """
     images = bool(dataset.images) if recipe.images is None else recipe.images
     if not images:
+        _require_language_alone(recipe)
         if recipe.images is None and dataset.rows_read is not None and trains_on_pictures(model):
             later = "the training refuses a later one"
             if recipe.columns:
@@ -58,6 +59,19 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     reasons.append(Reason("preprocess", preprocess.value, preprocess.because, "references/vision.md"))
     reasons.append(_tokens(recipe, model, dataset))
     return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
+
+
+def _require_language_alone(recipe: Recipe) -> None:
+    """Refuses parts that only pictures train. Full fine-tuning reads no parts."""
+    seeing = [part for part in recipe.lora_parts or () if part != "language"]
+    if seeing and recipe.finetuning_type == "lora":
+        raise UsageError(
+            f"lora_parts names {', '.join(seeing)}, and this run reads no pictures",
+            code="bad_recipe",
+            expected="rows with pictures, or lora_parts: [language]",
+            got=f"lora_parts {recipe.lora_parts}, images {recipe.images}",
+            hint="remove lora_parts from the recipe; for rows with pictures, images: true and their column in columns",
+        )
 
 
 def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:
