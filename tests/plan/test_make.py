@@ -416,9 +416,11 @@ def test_an_order_of_rows_that_no_memory_holds_is_refused(values: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("steps", "ratio", "said", "warmup"), [(200, 0.03, None, 6), (201, 0.03, None, 7), (10, 0.5, None, 0), (9, 0, 4, 4)]
+    ("steps", "ratio", "said", "warmup"),
+    [(200, 0.03, None, 6), (201, 0.03, None, 7), (10, 0.5, None, 0), (9, 0, 4, 4), (100, 0.07, None, 7)],
 )
 def test_warmup_steps(steps: int, ratio: float, said: int | None, warmup: int) -> None:
+    """7 % of 100 are 7, and 7.000000000000001 in binary."""
     plan = _plan(max_steps=steps, warmup_ratio=ratio, warmup_steps=said)
     assert plan["recipe"]["warmup_steps"] == warmup
     left_out = [reason["because"] for reason in plan["reasons"] if reason["rule"] == "warmup_steps"]

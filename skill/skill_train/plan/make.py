@@ -265,7 +265,7 @@ def _warmup_steps(recipe: Recipe, steps: int, reasons: list[Reason]) -> int:
     if recipe.warmup_steps is not None:
         return recipe.warmup_steps
     if steps > FEW_STEPS or not recipe.warmup_ratio:
-        return math.ceil(steps * recipe.warmup_ratio)
+        return math.ceil(round(steps * recipe.warmup_ratio, 6))
     why = f"no warm-up in {FEW_STEPS} steps or fewer, whatever warmup_ratio says; warmup_steps sets one"
     _because(reasons, "warmup_steps", 0, why, "recipe")
     return 0
