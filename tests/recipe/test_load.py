@@ -335,6 +335,13 @@ def test_a_number_that_yaml_reads_otherwise_than_people_is_refused(tmp_path: Pat
     assert caught.value.code == "bad_recipe" and f"{text} is {number} in YAML" in caught.value.message
 
 
+def test_so_is_a_number_of_minutes_with_a_point(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"1:30\.5 is 90\.5 in YAML"):
+        _load(tmp_path, "model: a\ndata: b\nnum_train_epochs: 1:30.5\n")
+    for text, number in (("1_0.5", 10.5), (".5", 0.5), ("1.e-4", 1e-4), ("'1e-4'", 1e-4), ("1e-4", 1e-4)):
+        assert _load(tmp_path, f"model: a\ndata: b\nnum_train_epochs: {text}\n").num_train_epochs == number
+
+
 @pytest.mark.parametrize(("text", "number"), [("10", 10), ("1_000", 1000), ("0", 0), ("+7", 7), ("'010'", 10)])
 def test_other_whole_numbers_are_read(tmp_path: Path, text: str, number: int) -> None:
     assert _load(tmp_path, f"model: a\ndata: b\nseed: {text}\n").seed == number

@@ -16,7 +16,8 @@ def bad_recipe(message: str, *, expected: str = "", got: str = "", hint: str = "
 
 
 def loader() -> Any:
-    """PyYAML's safe loader, which also refuses a key that occurs twice, and a number in another base: 010 is 8."""
+    """PyYAML's safe loader, which also refuses a key that occurs twice, and a number in another base: 010 is 8, and
+    1:30.5 is 90.5."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -30,13 +31,19 @@ def loader() -> Any:
             return super().construct_mapping(node, deep)
 
         def construct_yaml_int(self, node: Any) -> Any:
-            number = super().construct_yaml_int(node)
-            if not re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", node.value):
-                said = f"{node.value} is {number} in YAML: write it with the digits of 10, and no 0 before them"
-                raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
-            return number
+            return as_written(node, super().construct_yaml_int(node), r"[-+]?(0|[1-9][0-9_]*)")
+
+        def construct_yaml_float(self, node: Any) -> Any:
+            return as_written(node, super().construct_yaml_float(node), "[^:]*")
+
+    def as_written(node: Any, number: float, form: str) -> float:
+        if not re.fullmatch(form, node.value):
+            said = f"{node.value} is {number} in YAML: write it with the digits of 10, and no 0 before them"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+        return number
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     return Loader
 
 
