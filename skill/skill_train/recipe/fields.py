@@ -80,11 +80,11 @@ class Recipe:
     lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")
     warmup_steps: int | None = _say(None, "steps of rising learning rate; from warmup_ratio when left out", "steps")
     warmup_ratio: float = _say(0.0, "share of steps that warm up, without warmup_steps; none in 10 steps or fewer")
-    weight_decay: float = _say(0.0, "decay of the weights that train")
+    weight_decay: float = _say(0.0, "decay of the weights that train, without biases and norms")
     adam_beta1: float = _say(0.9, "AdamW's first moment")
     adam_beta2: float = _say(0.999, "AdamW's second moment")
     adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
-    max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
+    max_grad_norm: float = _say(1.0, "gradients are clipped to this norm; 0 clips none")
     optim: str | None = _say(
         None,
         f"one of {', '.join(OPTIMIZERS)}, or with load_in_4bit {', '.join(OPTIMIZERS_OF_4_BIT)}; adamw_torch, and "
@@ -115,7 +115,7 @@ class Recipe:
     load_in_4bit: bool = _say(False, "QLoRA: the base in 4-bit NF4; needs CUDA")
     held_out_fraction: float = _say(0.05, "share of the rows that never train, 200 at most; none below 20 rows")
     skip_untrained_rows: bool = _say(False, "leave out rows with no token to train on, instead of refusing them")
-    seed: int = _say(42, "of the adapter's start, the row order and dropout")
+    seed: int = _say(42, "of the adapter's start, the held-out rows, the row order and dropout")
     sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
     hub_model_id: str | None = _say(None, "repository on the Hub for the result")
     report_to: str = _say(
