@@ -3,7 +3,9 @@ computes of it, to the last bit, with the same tokens around it; and `verify` fa
 
 from __future__ import annotations
 
+import io
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,41 @@ def test_it_is_known_which_files_llama_cpp_decodes_otherwise(kind: str) -> None:
     ours, theirs = _array(read_picture(content, None)), _decoded_by_llama_cpp(content)
     alike = ours.shape == theirs.shape and int(np.abs(ours.astype(int) - theirs.astype(int)).max()) <= 3
     assert alike == (decoded_otherwise(content, None) == [])
+
+
+def _unusual(kind: str) -> bytes:
+    """A file of a usual format in a form that few programs write."""
+    plain = picture_pairs.picture(96, 64)
+    if kind == "levels":  # 0 to 100
+        return b"P6\n96 64\n100\n" + bytes(value // 3 for value in plain.tobytes())
+    if kind == "text":
+        return b"P3\n96 64\n255\n" + b" ".join(b"%d" % value for value in plain.tobytes())
+    formats = {"small frame": "GIF", "frame": "GIF", "bits": "PPM", "PPM": "PPM", "webp": "WEBP"}
+    file = io.BytesIO()
+    plain.convert({"bits": "1", "PPM": "RGB"}.get(kind, "P")).save(file, formats[kind])
+    content = bytearray(file.getvalue())
+    if kind == "small frame":  # on a canvas of 116 x 74
+        content[6:10] = struct.pack("<HH", 116, 74)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("levels", "PPM with another range of colours, or as text"),
+        ("text", "PPM with another range of colours, or as text"),
+        ("bits", "PPM with another range of colours, or as text"),
+        ("small frame", "GIF with a frame smaller than its canvas"),
+        ("webp", "WEBP, which it opens with ffmpeg or not at all"),
+        ("PPM", ""),
+        ("frame", ""),
+    ],
+)
+def test_an_unusual_form_that_llama_cpp_decodes_otherwise_is_told(kind: str, said: str) -> None:
+    content = _unusual(kind)
+    ours, theirs = _array(read_picture(content, None)), _decoded_by_llama_cpp(content)
+    assert (theirs is not None and np.array_equal(ours, theirs)) == (not said)
+    assert decoded_otherwise(content, None) == ([said] if said else [])
 
 
 def test_a_file_that_the_server_shows_otherwise_is_told(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def decoded_otherwise(source: PictureSource, folder: Path | None) -> list[str]:
         reasons = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
         if image.format not in _OPENED:
             reasons.append(f"{image.format}, which it opens with ffmpeg or not at all")
+        if image.format == "PPM" and (image.tile[0][0] != "raw" or image.mode == "1"):
+            reasons.append("PPM with another range of colours, or as text")
+        if image.format == "GIF" and image.tile[0][1] != (0, 0, *image.size):
+            reasons.append("GIF with a frame smaller than its canvas")
         return reasons
 
 
