@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from skill_train.facts import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.model.convertible.differences import computed_otherwise
+from skill_train.model.convertible.towers import tower_computed_otherwise
 from skill_train.model.tower import Config
 
 # Names that transformers 5 writes, and the converter's names for them: architectures, and layer types of Granite's
@@ -46,16 +47,12 @@ PIECES_ALONE = frozenset(
     for name in ("Gemma", "Gemma2", "Nemotron", "Ernie4_5_", "Ernie4_5", "Ernie4_5_Moe", "MiniCPM3")
 )
 
-# The converter makes their projectors for Pixtral's tower alone. The layer of the tower that transformers reads, where
-# config.json does not say one.
-_PIXTRAL = {"LlavaForConditionalGeneration": -2, "Mistral3ForConditionalGeneration": -1}
 # clip_graph_pixtral multiplies a new tensor by 0 to clear it (tools/mtmd/models/pixtral.cpp, read 2026-11-26).
 # A processor gave rows of NaN for pictures of 500 x 400 pixels and a tiny tower.
 LINE_ENDS_WARNING = (
     "llama.cpp 0.3.36 reads uninitialised memory at the ends of a picture's lines; where it holds NaN or infinity, "
     "the answer is nonsense: try the pair in the program that will run it"
 )
-_PIXTRAL_THETA = 10_000.0  # of the tower's positions; llama.cpp has no other
 
 # Model types whose epsilon of the norms llama.cpp 0.3.36 does not read: src/models/qwen2vl.cpp, load_arch_hparams (read
 # 2026-11-26). It computes with 0.
@@ -117,27 +114,7 @@ def why_no_projector(config: Config, projectors: Collection[str] = llama_archite
         return None
     if name not in projectors:
         return f"llama.cpp's converter makes no projector of {name}, without which a GGUF file reads no pictures"
-    return _why_no_pixtral(config, name) if name in _PIXTRAL else None
-
-
-def _why_no_pixtral(config: Config, name: str) -> str | None:
-    """Source: conversion/llava.py, and PROJECTOR_TYPE_PIXTRAL in tools/mtmd/clip.cpp, of llama.cpp in llama-cpp-python
-    0.3.36."""
-    tower = config.get("vision_config") or {}
-    kind, layer = tower.get("model_type"), config.get("vision_feature_layer", _PIXTRAL[name])
-    rope = tower.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", tower.get("rope_theta", _PIXTRAL_THETA))
-    if kind != "pixtral":
-        return f"llama.cpp's converter makes a projector of {name} with Pixtral's tower alone, and this one has {kind}"
-    if layer != -1:
-        return (
-            f"llama.cpp reads the last layer of Pixtral's tower, and this model another (vision_feature_layer: {layer})"
-        )
-    if theta != _PIXTRAL_THETA:
-        return f"llama.cpp uses rope_theta 10000 for Pixtral's tower, and this model uses {theta} (rope_theta)"
-    if config.get("projector_hidden_act", "gelu") != "gelu":
-        return "llama.cpp computes Pixtral's projector with GELU, and projector_hidden_act says another function"
-    return None
+    return tower_computed_otherwise(name, config)
 
 
 def unread_window_warning(window: int, name: str, longest: int = 0) -> str:

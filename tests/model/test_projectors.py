@@ -1,0 +1,98 @@
+"""What llama.cpp computes of a vision model whatever its config.json says: told before the training, and by verify."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import picture_pairs
+import tiny_vision
+from skill_train.model.convertible.from_config import why_no_projector
+from skill_train.model.folder import read_config, read_model
+from skill_train.program.pictures.tokens import ImageModel
+from skill_train.run.verify_record import Check
+from skill_train.verify.pictures.check import check_pairs
+
+QWEN = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+AXIAL = {"rope_parameters": {"rope_type": "axial", "rope_theta": 1000.0}}
+# A change of vision_config, and words of the reason why llama.cpp cannot follow it; None where it does. Each was seen
+# in the embeddings of a tiny pair, whose error is 0.001 where llama.cpp follows.
+SETTINGS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("qwen2-vl", {"hidden_act": "gelu"}, "with quick_gelu, and vision_config.hidden_act says gelu"),
+    ("qwen2.5-vl", {"hidden_act": "gelu"}, "with silu"),
+    ("qwen3-vl", {"hidden_act": "silu"}, "with gelu"),
+    ("qwen3-vl", {"hidden_act": "gelu"}, None),
+    ("gemma3", {"hidden_act": "quick_gelu"}, "with gelu"),
+    ("smolvlm", {"hidden_act": "silu"}, "with gelu"),
+    ("idefics3", {"hidden_act": "gelu"}, None),
+    ("mistral3", {"hidden_act": "gelu_pytorch_tanh"}, "with silu or gelu"),
+    ("pixtral", {"hidden_act": "gelu"}, None),
+    *((kind, AXIAL, "rope_theta 10000 for the vision tower of this family, and this model uses 1000") for kind in QWEN),
+    *((kind, {"spatial_merge_size": 4}, "spatial_merge_size: 4") for kind in QWEN),
+    *((kind, {"temporal_patch_size": 1}, "temporal_patch_size: 1") for kind in QWEN),
+    ("qwen2.5-vl", {"window_size": 56}, "window_size: 56"),
+    ("qwen2.5-vl", {"window_size": None}, None),  # 112
+    ("qwen2.5-vl", {"fullatt_block_indexes": [1]}, "fullatt_block_indexes: [1]"),  # llama.cpp: the fourth too
+    ("qwen2.5-vl", {"fullatt_block_indexes": [0, 2]}, "fullatt_block_indexes: [0, 2]"),
+    ("qwen2.5-vl", {"fullatt_block_indexes": [0, 1, 2, 3]}, "fullatt_block_indexes: [0, 1, 2, 3]"),
+    ("qwen2.5-vl", {"fullatt_block_indexes": []}, "fullatt_block_indexes: []"),
+    ("qwen2.5-vl", {"fullatt_block_indexes": [2]}, None),
+    ("qwen2.5-vl", {"depth": 6}, "fullatt_block_indexes: [1, 3]"),
+    ("qwen2.5-vl", {"depth": 32, "fullatt_block_indexes": None}, None),  # those of the class
+]
+
+
+def _changed(kind: str, folder: Path, changes: dict[str, Any]) -> Path:
+    """A tiny model with another vision_config; a value of None leaves the key out."""
+    shutil.copytree(tiny_vision.cached(kind), folder)
+    config = read_config(folder)
+    vision = {**config["vision_config"], **changes}
+    config["vision_config"] = {key: value for key, value in vision.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "changes", "word"), SETTINGS)
+def test_what_llama_cpp_computes_of_a_tower_whatever_its_config_says(
+    kind: str, changes: dict[str, Any], word: str | None, tmp_path: Path
+) -> None:
+    folder = _changed(kind, tmp_path / "model", changes)
+    told = why_no_projector(read_config(folder))
+    assert told is None if word is None else word in str(told)
+    if kind != "gemma3":  # whose text alone may be used
+        assert read_model(folder).not_convertible == told
+
+
+def _checked(kind: str, folder: Path, *, width: int = 300) -> dict[str, tuple[str, str]]:
+    image: ImageModel = {"model": str(folder), "revision": None, "preprocess": "engine"}
+    question = picture_pairs.question(picture_pairs.picture(width, 2 * width // 3))
+    found = check_pairs([picture_pairs.pair(kind)], image, [question])
+    return {one.name: (one.verdict, one.detail) for one in found if isinstance(one, Check)}
+
+
+@pytest.mark.slow
+def test_a_tower_that_llama_cpp_computes_otherwise_never_passes(tmp_path: Path) -> None:
+    """Of a picture that is not larger than a window of 112 pixels nothing differs, and of a larger one all."""
+    folder = _changed("qwen2.5-vl", tmp_path / "model", {"window_size": 224})
+    small, large = _checked("qwen2.5-vl", folder, width=100), _checked("qwen2.5-vl", folder)
+    assert (small["pictures"][0], large["pictures"][0]) == ("pass", "fail")
+    assert small["projector"][0] == large["projector"][0] == "warn"
+    assert "window_size: 224" in small["projector"][1]
+
+
+@pytest.mark.torture
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", QWEN)
+def test_the_positions_of_qwens_towers_have_one_base(kind: str, tmp_path: Path) -> None:
+    assert _checked(kind, _changed(kind, tmp_path / "model", AXIAL))["pictures"][0] == "fail"
+
+
+@pytest.mark.parametrize(("layer", "activation"), [([-1], "gelu"), (-1, "gelu_pytorch_tanh")])
+def test_what_is_the_same_to_llama_cpp_is_not_refused(layer: Any, activation: str) -> None:
+    """It computes GELU by its tanh approximation."""
+    config = read_config(tiny_vision.cached("mistral3"))
+    assert why_no_projector(config | {"vision_feature_layer": layer, "projector_hidden_act": activation}) is None
