@@ -11,7 +11,7 @@ import pytest
 
 import picture_pairs
 import tiny_vision
-from skill_train.model.convertible.from_config import why_no_projector
+from skill_train.model.convertible.from_config import why_no_projector, why_not
 from skill_train.model.folder import read_config, read_model
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.run.verify_record import Check
@@ -46,6 +46,23 @@ SETTINGS: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# The same of text_config; each was seen in the text behind a picture.
+TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
+    *((kind, {"hidden_act": "gelu"}, "MLP of this family with silu") for kind in (*QWEN, "smolvlm", "mistral3")),
+    *((kind, {"rope_parameters": LLAMA3}, "rope_type: llama3") for kind in QWEN),
+    ("qwen3-vl", {"attention_bias": True}, "attention_bias: true"),
+    ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ("gemma3", {"final_logit_softcapping": None}, None),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 8.0}}}, "layers with a win"),
+    ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}}, None),
+    ("smolvlm", {"rope_parameters": LLAMA3}, None),
+    ("smolvlm", {"attention_bias": True, "mlp_bias": True}, None),
+    ("mistral3", {"hidden_act": "silu", "attention_bias": False}, None),
+]
+
+
 def _changed(kind: str, folder: Path, changes: dict[str, Any]) -> Path:
     """A tiny model with another vision_config; a value of None leaves the key out."""
     shutil.copytree(tiny_vision.cached(kind), folder)
@@ -65,6 +82,16 @@ def test_what_llama_cpp_computes_of_a_tower_whatever_its_config_says(
     assert told is None if word is None else word in str(told)
     if kind != "gemma3":  # whose text alone may be used
         assert read_model(folder).not_convertible == told
+
+
+@pytest.mark.parametrize(("kind", "changes", "word"), TEXTS)
+def test_what_llama_cpp_computes_of_the_text_whatever_its_config_says(
+    kind: str, changes: dict[str, Any], word: str | None
+) -> None:
+    config = read_config(tiny_vision.cached(kind))
+    text = config["text_config"] | changes
+    told = why_not(text, config)
+    assert told is None if word is None else word in str(told)
 
 
 def _checked(kind: str, folder: Path, *, width: int = 300) -> dict[str, tuple[str, str]]:

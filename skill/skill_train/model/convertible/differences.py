@@ -20,7 +20,8 @@ def computed_otherwise(name: str, text: Config) -> str | None:
         name: the architecture.
         text: the part of config.json that describes the text decoder.
     """
-    reasons = (reason for applies, reason in _RULES.get(name, ()) if applies(text))
+    own, name = _RULES.get(name, ()), _TEXT_OF_VISION.get(name, name)
+    reasons = (reason for applies, reason in (*own, *_RULES.get(name, ())) if applies(text))
     return (
         next(reasons, None) or _other_activation(name, text) or _unread_bias(name, text) or _other_positions(name, text)
     )
@@ -30,7 +31,15 @@ def _causal(names: str) -> frozenset[str]:
     return frozenset(f"{name}ForCausalLM" for name in names.split())
 
 
-_GEMMA3_OF_VISION = frozenset({"Gemma3ForConditionalGeneration"})
+# Vision models, and the family whose text llama.cpp computes in the same way. What it computes of Qwen's experts
+# differs: those of Qwen3-VL scale their shares whatever config.json says, in transformers too.
+_TEXT_OF_VISION = {"VLlama3ForCausalLM": "LlamaForCausalLM"} | {
+    f"{vision}ForConditionalGeneration": f"{text}ForCausalLM"
+    for vision, text in (
+        *(("Qwen2VL", "Qwen2"), ("Qwen2_5_VL", "Qwen2"), ("Qwen3VL", "Qwen3"), ("Qwen3VLMoe", "Qwen3")),
+        *(("Gemma3", "Gemma3"), ("Llava", "Mistral"), ("Mistral3", "Ministral3")),
+    )
+}
 # The function of the MLP that llama.cpp computes, whatever config.json says (`build_ffn` in its src/models).
 _ACTIVATIONS = {
     ("silu", "swish"): _causal(
@@ -38,9 +47,7 @@ _ACTIVATIONS = {
         "Granite Jamba Llama MiniCPM3 Ministral3 Mistral Mixtral Olmo Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 "
         "Qwen3Moe SeedOss SmolLM3 StableLm"
     ),
-    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Phi Starcoder2")
-    | _GEMMA3_OF_VISION
-    | {"GPT2LMHeadModel"},
+    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Phi Starcoder2") | {"GPT2LMHeadModel"},
     ("relu2",): _causal("Arcee Nemotron"),
 }
 _ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
@@ -56,8 +63,7 @@ def _other_activation(name: str, text: Config) -> str | None:
 
 # Families whose layers have no place for a bias.
 _BIASES = {
-    "attention_bias": _causal("Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Qwen3 Qwen3Moe SmolLM3")
-    | _GEMMA3_OF_VISION,
+    "attention_bias": _causal("Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Qwen3 Qwen3Moe SmolLM3"),
     "attention_out_bias": _causal("SeedOss"),
     "mlp_bias": _causal("Arcee SeedOss SmolLM3"),
 }
@@ -154,6 +160,12 @@ def _has_dense_layers(config: Config) -> bool:
     return config.get("decoder_sparse_step", 1) != 1 or bool(config.get("mlp_only_layers"))
 
 
+def _scales_windows(config: Config) -> bool:
+    ropes = config.get("rope_parameters")
+    own = ropes.get("sliding_attention") if isinstance(ropes, Mapping) else None
+    return isinstance(own, Mapping) and own.get("rope_type", "default") != "default"
+
+
 # A condition on config.json, and why a model that meets it cannot be converted.
 _Rule = tuple[Callable[[Config], bool], str]
 
@@ -168,7 +180,6 @@ def _lacks_rotated(key: str) -> _Rule:
 
 
 _NORMS = _says("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
-_BOTH_WAYS = _says("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention")
 _TIED = _says("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
 _SCALE = (
     _is_scaled_otherwise,
@@ -263,8 +274,26 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _says("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
     ),
     "Gemma2ForCausalLM": (_TIED, _SCALE),
-    "Gemma3ForCausalLM": (_SCALE, _BOTH_WAYS),
-    "Gemma3ForConditionalGeneration": (_SCALE, _BOTH_WAYS),
+    "Gemma3ForCausalLM": (
+        _SCALE,
+        _says("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention"),
+        (
+            lambda config: bool(config.get("attn_logit_softcapping")),
+            "llama.cpp's converter takes no Gemma 3 whose attention is capped (attn_logit_softcapping)",
+        ),
+        (
+            _scales_windows,
+            "llama.cpp leaves out how Gemma 3 scales the positions of layers with a window "
+            "(rope_parameters.sliding_attention)",
+        ),
+    ),
+    "Gemma3ForConditionalGeneration": (
+        (
+            lambda config: bool(config.get("final_logit_softcapping")),
+            "llama.cpp caps the logits of Gemma 3, and transformers does not where it reads pictures "
+            "(final_logit_softcapping)",
+        ),
+    ),
     "GPTNeoXForCausalLM": (
         _says("attention_bias", False, "llama.cpp needs the biases of GPT-NeoX's attention, and this one has none"),
     ),
