@@ -11,11 +11,13 @@ import pytest
 
 import picture_pairs
 import tiny_vision
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.convertible.from_config import why_no_projector, why_not
 from skill_train.model.folder import read_config, read_model
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.run.verify_record import Check
 from skill_train.verify.pictures.check import check_pairs
+from skill_train.verify.pictures.projector import check_projector
 
 QWEN = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 AXIAL = {"rope_parameters": {"rope_type": "axial", "rope_theta": 1000.0}}
@@ -123,3 +125,15 @@ def test_what_is_the_same_to_llama_cpp_is_not_refused(layer: Any, activation: st
     """It computes GELU by its tanh approximation."""
     config = read_config(tiny_vision.cached("mistral3"))
     assert why_no_projector(config | {"vision_feature_layer": layer, "projector_hidden_act": activation}) is None
+
+
+@pytest.mark.slow
+def test_the_norms_of_a_qwen_tower_keep_their_own_epsilon(tmp_path: Path) -> None:
+    """The converter writes that of the text; transformers has 1e-6 in the tower, whatever the text has."""
+    folder = Path(shutil.copytree(tiny_vision.cached("qwen3-vl"), tmp_path / "model"))
+    config = read_config(folder)
+    config["text_config"]["rms_norm_eps"] = 1e-3
+    (folder / "config.json").write_text(json.dumps(config))
+    made, text = picture_pairs.projector(folder, tmp_path / "mmproj.gguf"), picture_pairs.pair("qwen3-vl").text
+    check = check_projector(read_gguf(made), read_gguf(text), folder)
+    assert check.verdict == "pass", check.detail

@@ -22,6 +22,8 @@ from typing import Any
 JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process imports nothing from skill-train
 # Between two searches for cycles of objects, as in core/memory.py: a vocabulary is many objects, all in use.
 _NEW_OBJECTS = 200_000
+_QWEN_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+_QWEN_TOWER_EPSILON = 1e-6  # of its norms, in the code of transformers
 _GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
@@ -45,6 +47,7 @@ def main(train_program: str) -> None:
     _score_by_merges()
     _leave_out_missing_mtp()
     _keep_the_end_of_a_line()
+    _keep_the_epsilon_of_towers()
     runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -176,6 +179,26 @@ def _keep_the_end_of_a_line() -> None:
         return filtered.__func__(cls, (name.removeprefix("model."), read))  # type: ignore[no-any-return]
 
     vision.filter_tensors = classmethod(filter_tensors)
+
+
+def _keep_the_epsilon_of_towers() -> None:
+    """Lets the norms of a Qwen tower keep the epsilon that they have in transformers, whatever that of the text is. The
+    converter writes the text's into the projector."""
+    for module, name in (("conversion.qwenvl", "Qwen2VLVisionModel"), ("conversion.qwen3vl", "Qwen3VLVisionModel")):
+        if importlib.util.find_spec(module) is None:  # another version of llama.cpp
+            continue
+        vision = getattr(importlib.import_module(module), name)
+        vision.set_gguf_parameters = _with_epsilon_of_tower(vision.set_gguf_parameters)
+
+
+def _with_epsilon_of_tower(written: Any) -> Any:
+    def set_gguf_parameters(self: Any) -> None:
+        if self.global_config.get("model_type") in _QWEN_TOWERS:  # other families share the class
+            text = {**self.global_config.get("text_config", {}), "rms_norm_eps": _QWEN_TOWER_EPSILON}
+            self.global_config = {**self.global_config, "rms_norm_eps": _QWEN_TOWER_EPSILON, "text_config": text}
+        written(self)
+
+    return set_gguf_parameters
 
 
 def merge_ranks(model: JsonObject) -> dict[int, int]:
