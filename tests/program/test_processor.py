@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tiny_vision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PICTURE_RATIO, PictureSize
 from skill_train.program.pictures.engine import Engine
@@ -108,12 +109,43 @@ def test_what_llama_cpp_makes_is_counted_too(name: str, tokens: int, around: int
         ("smolvlm", {"preprocessor_config.json": {"max_image_size": {"height": 5}}}, "max_image_size"),
         ("mistral3", {"preprocessor_config.json": {"size": 1024}}, "longest_edge of size is None"),
         ("mistral3", {"preprocessor_config.json": {}, "processor_config.json": {"patch_size": {}}}, "patch_size"),
+        ("qwen3_vl", {"preprocessor_config.json": {"do_normalize": False}}, "do_normalize is False"),
+        ("smolvlm", {"preprocessor_config.json": {"do_rescale": False}}, "do_rescale is False"),
+        ("gemma3", {"preprocessor_config.json": {"rescale_factor": 1 / 127.5}}, "rescale_factor is 0.00784"),
     ],
 )
 def test_what_is_not_known_is_said(kind: str, files: dict[str, Any], said: str) -> None:
     with pytest.raises(Refused) as caught:
         read_processor({"model_type": kind}, files)
     assert said in caught.value.error["message"] and caught.value.error["code"] == "not_a_model"
+
+
+@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+def test_files_that_disagree_about_the_tokens_of_a_picture_are_refused(kind: str) -> None:
+    """The model refuses its own processor's tokens then: "Image features and image tokens do not match"."""
+    folder = tiny_vision.cached(kind)
+    config, own, whole = (
+        json.loads(file.read_text()) if (file := folder / name).is_file() else {}
+        for name in ("config.json", "preprocessor_config.json", "processor_config.json")
+    )
+    about = {"preprocessor_config.json": own, "processor_config.json": whole}
+    assert read_processor(config, about).kind == config["model_type"]
+    changed = {
+        "gemma3": (whole, "image_seq_length"),
+        **dict.fromkeys(("smolvlm", "idefics3"), (whole, "image_seq_len")),
+        **dict.fromkeys(("mistral3", "pixtral"), (whole, "patch_size")),
+    }
+    document, name = changed.get(kind, (own, "merge_size"))
+    document[name] *= 4
+    with pytest.raises(Refused) as caught:
+        read_processor(config, about)
+    words = caught.value.error
+    assert words["code"] == "not_a_model" and f"disagree about the tokens of a picture: {name}" in words["message"]
+
+
+def test_values_as_their_files_round_them_are_the_usual_ones() -> None:
+    own = {"rescale_factor": 0.00392156862745098, "do_rescale": True, "do_normalize": None, "do_convert_rgb": False}
+    assert read_processor({"model_type": "gemma3"}, {"preprocessor_config.json": own}).kind == "gemma3"
 
 
 def test_a_picture_of_which_nothing_is_left_is_refused() -> None:

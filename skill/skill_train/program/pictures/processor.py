@@ -108,7 +108,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         if name in values:
             _positive(values, name, OWN_FILE)
     tower = _object(config.get("vision_config")).get("image_size")
-    return ImageProcessor(
+    processor = ImageProcessor(
         kind=kind,
         size=size,
         **{name: values[name] for name in (*_NUMBERS, "max_image_size") if name in values},
@@ -119,6 +119,38 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         square=_square(whole) if kind in LINED else 0,
         tower_side=tower if isinstance(tower, int) and tower > 0 else None,
     )
+    _require_agreement(config, processor)
+    return processor
+
+
+def _require_agreement(config: Mapping[str, Any], processor: ImageProcessor) -> None:
+    """Refuses files of which the model would take other tokens of a picture than are written into the text. What
+    config.json leaves out is not compared."""
+    kind, vision = processor.kind, _object(config.get("vision_config"))
+    patch, scale = vision.get("patch_size"), config.get("scale_factor")
+    compared: list[tuple[str, int, list[Any]]] = []
+    if kind.startswith("qwen"):
+        stated = (("patch_size", patch), ("merge_size", vision.get("spatial_merge_size")))
+        compared = [(name, getattr(processor, name), [value]) for name, value in stated]
+    elif kind == "gemma3":
+        compared = [("image_seq_length", processor.count, [config.get("mm_tokens_per_image")])]
+    elif kind in LINED and isinstance(patch, int):
+        merged = config.get("spatial_merge_size", 1 if kind == "llava" else None)
+        compared = [("patch_size with spatial_merge_size", processor.square, [merged and patch * merged])]
+    elif kind in TILED and isinstance(patch, int) and isinstance(scale, int) and min(patch, scale) > 0:
+        sides = (_object(processor.max_image_size).get("longest_edge"), processor.tower_side)
+        counts = [(side // patch // scale) ** 2 for side in sides if side]
+        compared = [("image_seq_len", processor.count, counts)]
+    for name, value, right in compared:
+        if value not in right and None not in right:
+            raise Refused(
+                f"the files of the model disagree about the tokens of a picture: {name} of its processor is {value}, "
+                f"and config.json makes it {right[0]}",
+                code="not_a_model",
+                expected=str(right[0]),
+                got=f"{name}: {value}",
+                hint=f"download the whole model, or copy {OWN_FILE} and {WHOLE_FILE} from its base model",
+            )
 
 
 def _require_family(kind: str, own: Mapping[str, Any]) -> None:
@@ -126,10 +158,14 @@ def _require_family(kind: str, own: Mapping[str, Any]) -> None:
     name = own.get("image_processor_type")
     if name is not None and str(name).removesuffix("Fast").removesuffix("Pil") not in _CLASSES.get(kind, ()):
         raise _unknown(f"image_processor_type of {kind}", repr(name)[:80], " or ".join(_CLASSES.get(kind, ("none",))))
-    for step, usual in (("do_resize", True), ("do_pan_and_scan", False), ("do_center_crop", False)):
+    usual_steps = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    for step, usual in (usual_steps | {"do_pan_and_scan": False, "do_center_crop": False}).items():
         value = own.get(step)
         if value is not None and bool(value) is not usual:
             raise _unknown(step, repr(value)[:80], str(usual).lower())
+    factor = own.get("rescale_factor")
+    if factor is not None and not (isinstance(factor, (int, float)) and math.isclose(255 * factor, 1, rel_tol=1e-4)):
+        raise _unknown("rescale_factor", repr(factor)[:80], "1/255")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -164,7 +200,7 @@ def _colours(value: Any) -> tuple[float, ...]:
 
 def _unknown(what: str, got: str, expected: str = "the file of an image processor") -> Refused:
     return Refused(
-        f"the tokens of a picture cannot be counted: {what} is {got}",
+        f"how this model prepares a picture is not known: {what} is {got}",
         code="not_a_model",
         expected=expected,
         got=got,
