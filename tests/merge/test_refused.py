@@ -91,7 +91,7 @@ def test_an_adapter_of_a_wider_model(work: Path) -> None:
 def test_a_rank_that_the_config_does_not_say(work: Path) -> None:
     merging.edit(work / "adapter" / "adapter_config.json", r=4)
     error = refused(work)
-    assert error.code == "wrong_base" and error.expected.startswith("rank 4")
+    assert error.code == "bad_adapter" and error.expected.startswith("rank 4")
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ def _plan_module(
     a, b = (adapter.tensor(parts[kind]) for kind in pair)
     rank = pattern_value(config["rank_pattern"], module, config["r"])
     if (len(a), b.shape[1]) != (rank, rank):
-        raise _misfit(parts[pair[0]], f"rank {rank}, as {adapter.folder / 'adapter_config.json'} says", a.shape)
+        stated = f"rank {rank}, as {adapter.folder / 'adapter_config.json'} says"
+        raise bad_adapter(f"the adapter's tensor {parts[pair[0]]!r} has another rank", stated, str(tuple(a.shape)))
     scale = scale_of(config, module)
     magnitude = adapter.tensor(parts["magnitude"]) if "magnitude" in parts else None
     transposed = "embedding_a" in pair or is_conv1d(base, target)

@@ -332,6 +332,13 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
     if not plan.unmatched:
         return plan, []
     unknown = unknown_parameters(empty_model(base.folder, base.task), plan.unmatched)
+    if unknown and all(plan.unmatched[name].endswith(".lora_B.bias") for name in unknown):
+        raise adapters.bad_adapter(
+            f"{adapter.folder} cannot be merged: its lora_bias has no place in this base",
+            expected=f"a base with {unknown[0]}",
+            got=f"{len(unknown)} trained biases of layers without a bias",
+            hint="keep the adapter beside the base model instead of merging",
+        )
     if unknown:
         raise UsageError(
             f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",

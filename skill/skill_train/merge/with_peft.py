@@ -13,7 +13,7 @@ from skill_train.model.weight_files import read_folder
 from skill_train.program.pictures.parts import vision_part
 from skill_train.reference import load as reference
 from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_parameters
-from skill_train.reference.low_memory import unloaded
+from skill_train.reference.low_memory import merged as merged_model
 
 
 def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str = TEXT) -> dict[str, object]:
@@ -33,7 +33,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
     import torch
 
     with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
-        merged = unloaded(model)  # checked below; PEFT's own check raises a bare ValueError
+        merged = merged_model(model)  # checked below; PEFT's own check raises a bare ValueError
         merged.to(getattr(torch, dtype))
         for name, tensor in merged.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -46,13 +46,12 @@ _UNDERSTOOD = """
 """
 # Initialisations that do not change the base's weights. The others subtract something from them whenever PEFT loads.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-# Loading these needs data that an adapter folder does not contain.
+# Loading these needs data that an adapter folder does not contain; `pissa_niter_…` draws a random start.
 _UNLOADABLE_STARTS = ("corda", "lora_ga", "loftq")
 # Methods of peft 0.21 whose layers implement `merge`.
 _MERGEABLE = """
-    LORA ADALORA ADAMSS BEFT BOFT C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LILY LN_TUNING LOHA LOKR
-    MISS OFT OSF PEANUT PSOFT PVERA RANDLORA ROAD SHADOW SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA VBLORA VERA
-    WAVEFT
+    LORA ADALORA ADAMSS BEFT BOFT C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LN_TUNING LOHA LOKR MISS OFT
+    OSF PEANUT PSOFT PVERA RANDLORA ROAD SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA VBLORA VERA WAVEFT
 """
 
 
@@ -94,7 +93,7 @@ def read_adapter(folder: Path) -> Adapter:
     saved_names = tuple(name for name in config["modules_to_save"] if isinstance(name, str))
     twice: dict[str, dict[str, str]] = {"modules_to_save": {}, "original_module": {}}
     for name in tensors if config["peft_type"] == "LORA" else ():
-        module, kind = _kind(name, tensors[name])
+        module, kind = _kind(name, tensors[name], others=bool(_options(config)))
         if kind is not None:
             modules.setdefault(module, {})[kind] = name
             continue
@@ -129,11 +128,7 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
     config = adapter.config
     if config["peft_type"] != "LORA":
         return [f"the method {config['peft_type']} is not LoRA"]
-    reasons = [
-        f"the option {name} changes what the adapter computes"
-        for name, value in sorted(config.items())
-        if value and name not in _UNDERSTOOD.split()
-    ]
+    reasons = [f"the option {name} changes what the adapter computes" for name in _options(config)]
     start = config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         reasons.append(f"init_lora_weights {start!r} changes the base's weights when PEFT loads the adapter")
@@ -144,6 +139,11 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
         if "token_rows" in parts and len(parts) > 1:
             reasons.append(f"{module} has trained token rows and LoRA at once")
     return reasons
+
+
+def _options(config: JsonObject) -> list[str]:
+    """The options in use that `lora_math` does not know."""
+    return sorted(name for name, value in config.items() if value and name not in _UNDERSTOOD.split())
 
 
 def whole_tensors(adapter: Adapter) -> dict[str, StoredTensor]:
@@ -213,10 +213,11 @@ def _read_config(folder: Path) -> JsonObject:
     ):
         value: Any = default if config.get(name) is None else config[name]
         no_rank = name == "r" and isinstance(value, int) and value < 1
-        if not isinstance(value, types) or isinstance(value, bool) or no_rank:
+        if not isinstance(value, types) or isinstance(value, bool) or (no_rank and config["peft_type"] == "LORA"):
             raise _bad_field(folder, name, value, "what PEFT writes there")
         config[name] = value
-    for pattern in (config["rank_pattern"], config["alpha_pattern"]):
+    # Other methods have another meaning for these: 0 is OFT's own default of r, AdaLoRA's patterns are masks.
+    for pattern in (config["rank_pattern"], config["alpha_pattern"]) if config["peft_type"] == "LORA" else ():
         for key, value in pattern.items():
             if not is_regex(key) or not isinstance(value, (int, float)):
                 raise _bad_field(folder, f"the pattern {key!r}", value, "a regular expression and a number")
@@ -248,8 +249,12 @@ def _require_mergeable(folder: Path, config: JsonObject) -> None:
         reason = "layer_replication changes the number of layers"
     elif config.get("task_type") not in (None, "CAUSAL_LM"):
         reason = f"its task_type is {config['task_type']}, not CAUSAL_LM"
-    elif start in _UNLOADABLE_STARTS:
+    elif config.get("sample_at_inference"):
+        reason = "sample_at_inference draws its change of each answer at random"
+    elif start in _UNLOADABLE_STARTS or str(start).startswith("pissa_niter"):
         reason = f"init_lora_weights {start!r} needs data that an adapter folder does not hold"
+        if start not in _UNLOADABLE_STARTS:
+            reason = f"init_lora_weights {start!r} subtracts other random numbers whenever PEFT loads the adapter"
         hint = (
             "save it again with save_pretrained(…, path_initial_model_for_weight_conversion=INITIAL_ADAPTER); if the "
             "base folder already is the residual model, set init_lora_weights to true in adapter_config.json"
@@ -272,8 +277,12 @@ def _no_weights(folder: Path) -> UsageError:
     )
 
 
-def _kind(name: str, stored: StoredTensor) -> tuple[str, str | None]:
-    """The module of a tensor and its role; for a complete parameter its own name and None."""
+def _kind(name: str, stored: StoredTensor, *, others: bool) -> tuple[str, str | None]:
+    """The module of a tensor and its role; for a complete parameter its own name and None.
+
+    Args:
+        others: whether there may be LoRA tensors of another kind, which only PEFT merges; their role is `other`.
+    """
     if not name.startswith(_PREFIX):
         raise _unreadable(name, f"a name without {_PREFIX!r}")
     if stored.dtype not in FLOAT_BYTES:
@@ -283,6 +292,8 @@ def _kind(name: str, stored: StoredTensor) -> tuple[str, str | None]:
         if path.endswith(suffix):
             return path.removesuffix(suffix), kind
     if "lora_" in path.rpartition(".")[2] or ".lora_" in path:
+        if others:
+            return path.partition(".lora_")[0], "other"
         raise _unreadable(name, "an unknown kind of LoRA tensor")
     return path, None
 

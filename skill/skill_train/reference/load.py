@@ -60,7 +60,7 @@ def load_tokenizer(folder: Path) -> Any:
     _transformers()
     expected = "tokenizer files that transformers loads without code of the model's own"
     try:
-        with _library_errors(f"the tokenizer in {folder} cannot be read", expected, hint="download the model again"):
+        with library_errors(f"the tokenizer in {folder} cannot be read", expected, hint="download the model again"):
             tokenizer = read_tokenizer(str(folder), None)
     except SkillTrainError:
         if (folder / "config.json").is_file():
@@ -77,12 +77,12 @@ def require_config(folder: Path) -> None:
         UsageError: transformers cannot read the file.
     """
     require_sound(folder)
-    with _library_errors(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
+    with library_errors(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
         _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
 @contextlib.contextmanager
-def _library_errors(
+def library_errors(
     message: str,
     expected: str,
     code: str = "broken_model",
@@ -131,7 +131,7 @@ def read_model(base: Path, dtype: str = "float32", task: str = "CausalLM") -> An
     import torch
 
     model_class = getattr(_transformers(), f"AutoModelFor{task}")
-    with _library_errors(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
+    with library_errors(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
         # A tower without sdpa keeps all products of its patches at once: 0.9 GB for each head and photograph.
         config = config_with(str(base), None, "eager" if task == "CausalLM" else "sdpa")
         return model_class.from_pretrained(
@@ -189,7 +189,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     except ImportError:
         raise not_installed("peft", "train") from None
     expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with save_pretrained"
-    with warnings.catch_warnings(), _library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
+    with warnings.catch_warnings(), library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
         warnings.simplefilter("ignore")  # advice for training; the results are measured
         _match_vocabulary(model, adapter)
         try:
@@ -199,6 +199,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
                 raise _not_loaded(f"PEFT cannot put the adapter on this model: {first_line(error)}") from error
             raise
         _require_loaded(tuned, adapter)
+        tuned.get_layer_status()  # raises an error where PEFT found no layer for the adapter
         return tuned
 
 
@@ -212,6 +213,8 @@ def _require_loaded(tuned: Any, adapter: Path) -> None:
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
+    if tuned.peft_config["default"].peft_type == "ADALORA":
+        tuned.peft_config["default"].rank_pattern = None  # masks, which loading has applied
     # Only loading it once more reports the tensors without a place.
     left = set_peft_model_state_dict(tuned, load_peft_weights(str(adapter), device="cpu")).unexpected_keys
     left = [name for name in left if not _SAVED_TWICE.search(name)]

@@ -21,10 +21,11 @@ from skill_train.model.weight_files import stored_tensors
 from skill_train.program.model_files import INDEX, SINGLE
 from skill_train.program.pictures.parts import vision_part
 from skill_train.reference.checkpoint_names import TEXT, task_with
-from skill_train.reference.load import read_model, reference_model
+from skill_train.reference.load import library_errors, read_model, reference_model
 from skill_train.run.records import read_json
 
 _TYPES = {"BF16": "bfloat16", "F16": "float16"}
+_MERGEABLE = "an adapter that PEFT adds to the weights of this base"
 _TILE = 64  # rows; matrix products process a divisor of it at a time
 
 
@@ -93,17 +94,31 @@ def merged(model: Any) -> Any:
     wrapped = [end for end in (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]
     layers = [getattr(end, "token_adapter", end) for end in wrapped]  # of trained rows
     ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in layers]
-    if len(ends) == 2 and ends[0].weight is ends[1].weight:
+    tied = len(ends) == 2 and ends[0].weight is ends[1].weight
+    if tied:
         ends[1].weight = torch.nn.Parameter(ends[0].weight.detach().clone(), requires_grad=False)
-    return unloaded(model)
+    whole = _unloaded(model)
+    if tied:
+        first, last = whole.get_input_embeddings(), whole.get_output_embeddings()
+        same = torch.equal(first.weight, last.weight)
+        last.weight = first.weight if same else last.weight
+        for config in (whole.config, whole.config.get_text_config()):
+            config.tie_word_embeddings = same
+    return whole
 
 
-def unloaded(model: Any) -> Any:
+def _unloaded(model: Any) -> Any:
     """PEFT's own merge, which warns of two ends that differ now, and unties the config in memory. That is meant: a
     merge writes it into config.json and says so, and a reference only computes, which reads no config."""
-    with warnings.catch_warnings():
+    hint = "keep the adapter beside the base model instead of merging"
+    with warnings.catch_warnings(), library_errors("PEFT cannot merge the adapter", _MERGEABLE, "bad_adapter", hint):
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
-        return model.merge_and_unload()
+        whole = model.merge_and_unload()
+        for name, module in list(whole.named_modules()):
+            if hasattr(module, "unload_and_optionally_merge_module"):  # left by LN tuning (peft 0.21): trained whole
+                bare = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+                whole.set_submodule(name, bare)
+        return whole
 
 
 def _unchanged(weight: Any) -> Any:
