@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import merging
 from skill_train.core.errors import SkillTrainError
 
 pytestmark = pytest.mark.slow
 
+WEIGHTS = "adapter_model.safetensors"
 ATTENTION = {"target_modules": ["q_proj", "o_proj"], "task_type": "CAUSAL_LM"}
 HEAD = {"target_modules": ["q_proj", "lm_head"], "task_type": "CAUSAL_LM"}
 
@@ -115,3 +117,29 @@ def test_what_cannot_be_merged_is_refused_for_its_reason(
     made(bases["untied"], tmp_path / "adapter", config(method, **options))
     error = refused(bases["untied"], tmp_path)
     assert error.code == "bad_adapter" and words in f"{error.message} {error.got}" and "wrong" not in error.hint
+
+
+IA3 = {"target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"], "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("IA3", IA3),
+        ("LoHa", ATTENTION),
+        ("Vera", {**ATTENTION, "r": 8}),
+        ("LNTuning", {"target_modules": ["input_layernorm"], "task_type": "CAUSAL_LM"}),
+        ("Lora", {**ATTENTION, "init_lora_weights": "pissa"}),
+    ],
+)
+def test_a_tensor_that_the_file_lacks_is_named(
+    method: str, options: dict[str, Any], bases: dict[str, Path], tmp_path: Path
+) -> None:
+    """PEFT warns, and takes the value from before the training."""
+    adapter = made(bases["untied"], tmp_path / "adapter", config(method, **options))
+    tensors = load_file(adapter / WEIGHTS)
+    lacks = next(iter(tensors))
+    del tensors[lacks]
+    save_file(tensors, adapter / WEIGHTS, metadata={"format": "pt"})
+    error = refused(bases["untied"], tmp_path)
+    assert error.code == "bad_adapter" and "lacks 1 " in error.message and lacks in error.expected

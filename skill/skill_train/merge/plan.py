@@ -69,6 +69,9 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
         UsageError: a shape does not fit, or a tensor has no partner; the message names the tensor.
     """
     tensors = base.tensors
+    if adapter.config.get("trainable_token_indices") and not any("token_rows" in p for p in adapter.modules.values()):
+        lacks = f"{adapter.folder} lacks the rows of trainable_token_indices"
+        raise bad_adapter(lacks, "a tensor trainable_tokens_delta", "no such tensor")
     tie = _find_tie(base, tensors)
     parameters = wanted_parameters(adapter)
     free = {name for name in parameters if tie and not tie.stored and _last_module(name) in _HEADS}
@@ -171,7 +174,7 @@ def _plan_module(
         return
     pair = ("embedding_a", "embedding_b") if "embedding_a" in parts or "embedding_b" in parts else ("a", "b")
     expected = {*pair} | ({"magnitude"} if config.get("use_dora") else set())
-    expected |= {"b_bias"} if "b_bias" in parts and config.get("lora_bias") else set()
+    expected |= {"b_bias"} if "a" in pair and config.get("lora_bias") else set()
     if set(parts) != expected:
         message = f"the adapter's tensors for {module} are incomplete"
         raise bad_adapter(message, ", ".join(sorted(expected)), ", ".join(sorted(parts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -58,18 +59,27 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
 
 
 def left_out(base: Base, adapter: Adapter) -> list[str]:
-    """The weights of `target_modules` that the adapter's file lacks, but for experts and a choice of layers."""
-    config, changed = adapter.config, wanted_parameters(adapter)
-    if config["peft_type"] != "LORA" or any(config.get(key) for key in ("layers_to_transform", "exclude_modules")):
+    """The weights that the config names and the adapter's file lacks, but for experts and a choice of layers."""
+    if adapter.config["peft_type"] != "LORA":
         return []
-    named, parts = config.get("target_modules"), {vision_part(module) for module in adapter.modules}
-    patterns = {str(each): True for each in (named if isinstance(named, list) else [named]) if is_regex(str(each))}
-    found = [
-        name
-        for name in base.tensors.keys() - changed
-        if ".experts." not in name
-        and vision_part(name) in parts
-        and pattern_value(patterns, name.removesuffix(".weight"), default=False)
-    ]
+    unchanged = {*base.tensors, "lm_head.weight"} - {*wanted_parameters(adapter)}  # a tied head need not be stored
+    named = [name for name in unchanged if _is_named(adapter, name)]
+    parts = {vision_part(module) for module in adapter.modules}
+    found = [name for name in named if ".experts." not in name and vision_part(name) in parts]
     unknown = unknown_parameters(empty_model(base.folder, base.task), found) if found else []
     return sorted({*found} - {*unknown})
+
+
+def _is_named(adapter: Adapter, name: str) -> bool:
+    config, module = adapter.config, name.rpartition(".")[0]
+    # PEFT's own test (peft 0.21, `_set_trainable`): the name of a module ends with a listed one.
+    saved = tuple(each for each in config["modules_to_save"] if isinstance(each, str))
+    if any(each.endswith(saved) for each in itertools.accumulate(module.split("."), "{}.{}".format)):
+        return True
+    if name.endswith(".bias"):
+        return config.get("bias") == "all" or (config.get("bias") == "lora_only" and module in adapter.modules)
+    if config.get("exclude_modules") or config.get("layers_to_transform") not in (None, []):
+        return False
+    named = config.get("target_modules")
+    patterns = {str(each): True for each in (named if isinstance(named, list) else [named]) if is_regex(str(each))}
+    return bool(pattern_value(patterns, name.removesuffix(".weight"), default=False))

@@ -19,7 +19,7 @@ from skill_train.run.records import read_json
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PATTERN_SECONDS = 2.0
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 
 # What PEFT 0.21 appends to a module's name, by our word for its role.
 _KINDS = {
@@ -117,7 +117,7 @@ def _require_same(
     """Refuses a parameter that is saved twice with different values, because PEFT reads only the plain name."""
     for plain, name in (originals | copies).items():
         if plain not in replaced:
-            raise _unreadable(name, f"no {_PREFIX}{plain} beside it, which PEFT loads")
+            raise _unreadable(name, f"no {PREFIX}{plain} beside it, which PEFT loads")
     for plain, name in copies.items():
         if not same_bytes(tensors[name], tensors[replaced[plain]]):
             raise _unreadable(name, f"another value than {replaced[plain]}, which is the same parameter")
@@ -148,7 +148,7 @@ def _options(config: JsonObject) -> list[str]:
 
 def whole_tensors(adapter: Adapter) -> dict[str, StoredTensor]:
     """The complete tensors in the adapter, by their names in the base; for adapters of any method."""
-    plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
+    plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(PREFIX))): name for name in adapter.tensors}
     return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
 
 
@@ -283,11 +283,11 @@ def _kind(name: str, stored: StoredTensor, *, others: bool) -> tuple[str, str | 
     Args:
         others: whether there may be LoRA tensors of another kind, which only PEFT merges; their role is `other`.
     """
-    if not name.startswith(_PREFIX):
-        raise _unreadable(name, f"a name without {_PREFIX!r}")
+    if not name.startswith(PREFIX):
+        raise _unreadable(name, f"a name without {PREFIX!r}")
     if stored.dtype not in FLOAT_BYTES:
         raise _unreadable(name, f"dtype {stored.dtype}")
-    path = name.removeprefix(_PREFIX)
+    path = name.removeprefix(PREFIX)
     for suffix, kind in _KINDS.items():
         if path.endswith(suffix):
             return path.removesuffix(suffix), kind

@@ -17,7 +17,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, n
 from skill_train.core.memory import keep_freed
 from skill_train.facts import JsonObject
 from skill_train.machine.limits import require_room_for_torch
-from skill_train.model.adapter import read_adapter, scale_of
+from skill_train.model.adapter import PREFIX, bad_adapter, read_adapter, scale_of
 from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard_worker import require_ending
@@ -37,6 +37,7 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
+_MISSING = "Found missing adapter keys"  # how PEFT (0.21) warns
 _NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how messages of PEFT 0.21 begin
 # PEFT loads these under another name: of a module that trained whole, and the rows of a tied head.
 _SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module|token_adapter)\.[\w.]+$")
@@ -189,8 +190,11 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     except ImportError:
         raise not_installed("peft", "train") from None
     expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with save_pretrained"
-    with warnings.catch_warnings(), library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
-        warnings.simplefilter("ignore")  # advice for training; the results are measured
+    with (
+        warnings.catch_warnings(record=True) as warned,  # most are advice for training; the results are measured
+        library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint),
+    ):
+        warnings.simplefilter("always")
         _match_vocabulary(model, adapter)
         try:
             tuned = PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
@@ -198,9 +202,25 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
             if str(error).startswith(_NO_MODULE):
                 raise _not_loaded(f"PEFT cannot put the adapter on this model: {first_line(error)}") from error
             raise
+        _require_whole(adapter, [str(warning.message) for warning in warned])
         _require_loaded(tuned, adapter)
         tuned.get_layer_status()  # raises an error where PEFT found no layer for the adapter
         return tuned
+
+
+def _require_whole(adapter: Path, warned: list[str]) -> None:
+    """Refuses an adapter that lacks tensors, for which PEFT only warns and takes their values from before a training.
+    A LoRA layer without any of its tensors changes nothing, which is what `merge` says of it."""
+    lacks = [name for text in warned if text.startswith(_MISSING) for name in re.findall(r"'([^']+)'", text)]
+    files = read_adapter(adapter)
+    if files.config["peft_type"] == "LORA":
+        lacks = [name for name in lacks if name.removeprefix(PREFIX).partition(".lora_")[0] in files.modules]
+    if lacks:
+        raise bad_adapter(
+            f"{adapter} lacks {len(lacks)} tensors of its layers",
+            expected=f"{lacks[0].replace('.default', '')}, as its config says",
+            got="no such tensor, so PEFT takes its value from before the training",
+        )
 
 
 def _require_loaded(tuned: Any, adapter: Path) -> None:
