@@ -143,3 +143,10 @@ def test_a_tensor_that_the_file_lacks_is_named(
     save_file(tensors, adapter / WEIGHTS, metadata={"format": "pt"})
     error = refused(bases["untied"], tmp_path)
     assert error.code == "bad_adapter" and "lacks 1 " in error.message and lacks in error.expected
+
+
+def test_a_change_whose_square_no_float_holds_is_no_crash(bases: dict[str, Path], tmp_path: Path) -> None:
+    adapter = merging.adapter(bases["untied"], tmp_path / "adapter", targets=["q_proj"])
+    merging.edit(adapter / "adapter_config.json", lora_alpha=1e30)
+    record = merging.run(bases["untied"], adapter, tmp_path)
+    assert record["changes"].get("kept_after_rounding") is None

@@ -61,18 +61,19 @@ class Tally:
     def changes(self) -> Changes:
         """The figures for the record. `kept_after_rounding` is the remaining share of the change.
         `rounding_error_of_change` is the length of the difference between stored and exact change, over the length of
-        the exact change. Both are None without a change.
+        the exact change. Both are None without a change, and all where a sum is beyond fp32.
 
         A bf16 weight moves in steps of 1/256 to 1/128 of its size, so smaller changes are lost, not averaged out.
         """
         error = self.stored_square - 2 * self.kept_product + self.change_square
+        base, change = (each if math.isfinite(error) else 0.0 for each in (self.base_square, self.change_square))
         return {
             "changed_tensors": self.changed,
             "converted_tensors": self.converted,
             "stored_dtype": self.stored_dtype,
-            "change_of_weights": math.sqrt(self.change_square / self.base_square) if self.base_square else None,
-            "kept_after_rounding": self.kept_product / self.change_square if self.change_square else None,
-            "rounding_error_of_change": math.sqrt(max(0.0, error) / self.change_square) if self.change_square else None,
+            "change_of_weights": math.sqrt(change / base) if base else None,
+            "kept_after_rounding": self.kept_product / change if change else None,
+            "rounding_error_of_change": math.sqrt(max(0.0, error) / change) if change else None,
         }
 
     def note(self, dtype: str) -> None:
