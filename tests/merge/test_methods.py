@@ -150,3 +150,13 @@ def test_a_change_whose_square_no_float_holds_is_no_crash(bases: dict[str, Path]
     merging.edit(adapter / "adapter_config.json", lora_alpha=1e30)
     record = merging.run(bases["untied"], adapter, tmp_path)
     assert record["changes"].get("kept_after_rounding") is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_ends_that_were_trained_whole_and_as_one_are_rounded(
+    dtype: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    options = {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}
+    adapter = merging.adapter(bases["tied"], tmp_path / "adapter", targets=["q_proj"], **options)
+    record = merging.run(bases["tied"], adapter, tmp_path, dtype=dtype)
+    assert record["gate"]["verdict"] == "pass" and record["changes"]["config"].get("tie_word_embeddings") is None

@@ -95,6 +95,7 @@ def merged(model: Any) -> Any:
     layers = [getattr(end, "token_adapter", end) for end in wrapped]  # of trained rows
     ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in layers]
     tied = len(ends) == 2 and ends[0].weight is ends[1].weight
+    tied = tied and "weight" in dict(ends[1].named_parameters(recurse=False))  # not one copy of both, trained whole
     if tied:
         ends[1].weight = torch.nn.Parameter(ends[0].weight.detach().clone(), requires_grad=False)
     whole = _unloaded(model)
