@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
+import tiny_templates
 import training
 from command_child import Commands
 from skill_train.data.unread import unread_text, unread_text_warning
@@ -134,6 +135,26 @@ def test_tools_that_stand_in_the_system_message_too_are_told(tmp_path: Path, wri
     plain = {"messages": [{"role": "system", "content": "Use `weather`, not 'time'."}, USER, BOT], "tools": tools}
     [note] = notes(tmp_path, plain, {"messages": [system, USER, BOT], "tools": beside(tools)})
     assert note.startswith("1 of 2 rows describe their tools twice (the first: line 2)")
+
+
+@pytest.mark.parametrize(("template", "count"), [(tiny_templates.QWEN2_CALLS, 1), (WITH_TOOLS, 0)])
+def test_answers_of_tools_that_are_wrapped_twice_are_told(tmp_path: Path, template: str, count: int) -> None:
+    """As in hermes-function-calling-v1, under a template that writes the tags itself."""
+    plain, wrapped = ({"role": "tool", "content": text} for text in ("21", "<tool_response>\n21\n</tool_response>"))
+    rows = [{"messages": [USER, BOT, tool, BOT]} for tool in (plain, wrapped)]
+    said = [note for note in notes(tmp_path, *rows, template=template) if "twice" in note]
+    assert len(said) == count
+    assert all(
+        note.startswith("1 of 2 rows have the answer of a tool in <tool_response> twice (the first: line 2)")
+        for note in said
+    )
+
+
+@pytest.mark.parametrize(("texts", "told"), [(["1.0", "-20.0"], True), (["4.0", "5.0", "4.5"], False), (["3"], False)])
+def test_whole_numbers_that_pandas_wrote_with_a_point_are_told(tmp_path: Path, texts: list[str], told: bool) -> None:
+    """A column of numbers with an empty cell is one of floats; stars with halves are."""
+    said = notes(tmp_path, *(ALPACA | {"output": text} for text in texts))
+    assert [note for note in said if "as a float" in note] == said and bool(said) is told
 
 
 def test_tools_that_stand_in_one_place_are_not(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ MARK_IN_ANSWER = re.compile(
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
     re.MULTILINE,
 )
+FLOAT = re.compile(r"\s*-?\d+\.0\s*")
+TAGS_TWICE = re.compile(r"<tool_response>\s*<tool_response>")
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
@@ -60,11 +62,20 @@ READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
     "have a text in a key that the chat template does not write (the first: {}): the content needs it, if answers do"
 )
-MOSTLY = (PYTHON_ANSWERS,)  # told where half of the rows are so: a few answers may well be Python
+FLOAT_ANSWERS = (
+    "have an answer that is a whole number written as a float (the first: {}), as pandas writes a column with an empty "
+    "cell: read it with dtype=str"
+)
+MOSTLY = {PYTHON_ANSWERS: 0.5, FLOAT_ANSWERS: 0.9}  # told from this share of the rows on: a few may well be so
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
+)
+
+
+RESPONSE_TWICE = (
+    "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
 )
 
 
@@ -84,8 +95,8 @@ class ToldRows:
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
-        rare = {note for note, places in self.places.items() if len(places) < (count / 2 if note in MOSTLY else 1)}
-        told = {note: places for note, places in self.places.items() if note not in rare}
+        rare = {note for note, places in self.places.items() if len(places) < count * MOSTLY.get(note, 0)}
+        told = {note: places for note, places in self.places.items() if places and note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
 
 
@@ -111,8 +122,11 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
             yield note, f", {foreign[0]!r}"
     if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
+    if floats := [text for text in answers if FLOAT.fullmatch(text)]:
+        yield FLOAT_ANSWERS, f", {floats[0]}"
     if made.get("rendered"):
         yield from islice(unread_keys(messages, made["rendered"]), 1)
+        yield from [(RESPONSE_TWICE, "")] * bool(TAGS_TWICE.search(made["rendered"]))
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
