@@ -116,6 +116,15 @@ def test_the_short_answer_beside_a_text_is_told(name: str) -> None:
     assert unread_text([row | {name: ""} for row in rows], {"text": "text"}) == []
 
 
+@pytest.mark.parametrize("name", ["label_text", "label_name", "emotion", "gold_label"])
+def test_the_words_of_a_class_are_told_before_its_number(name: str) -> None:
+    rows = [{"text": f"Parcel {n} came late.", "label": n % 2, name: ("angry", "calm")[n % 2]} for n in range(20)]
+    told = unread_text(rows, {"text": "text"})
+    assert told == ["label", name]
+    said = unread_text_warning(told, {"text": "text"})
+    assert f"columns: {{prompt: text, completion: {name}}}" in said and "numbers" not in said
+
+
 @pytest.mark.parametrize("name", ["response", "solution", "Complex_CoT", "reasoning", "chain_of_thought", "rationale"])
 def test_another_answer_and_its_thoughts_do_not_belong_into_the_question(name: str) -> None:
     rows = [_row(n) | {name: f"The list of the depot has it on shelf {n}."} for n in range(20)]

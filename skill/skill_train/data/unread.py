@@ -13,7 +13,10 @@ from skill_train.program.model_files import nodes_in
 
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 # What may be an answer, and its thoughts: in the question they would give it away.
-_ANSWERS = re.compile("(?:completion|response|answer|solution|output|reply|summary|translation)s?", re.IGNORECASE)
+_ANSWERS = re.compile(
+    "(?:completion|response|answer|solution|output|reply|summary|translation|emotion|label_?(?:text|name)|gold_label)s?",
+    re.IGNORECASE,
+)
 _THOUGHTS = re.compile("(?:^|_)(?:cot|chain_of_thought|reason(?:ing)?|thinking|thoughts?|rationale)", re.IGNORECASE)
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 _LONG = 80  # characters of a passage, which several questions may be about, as in SQuAD
@@ -141,7 +144,8 @@ def unread_text_warning(names: list[str], columns: dict[str, str], *, named: boo
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
     if all(_ANSWERS.fullmatch(name) or _THOUGHTS.search(name) for name in names):
         so = "write it into the answers, or name it as the answer in the columns of a recipe"
-    if set(columns) == {"text"} and (label := next(filter(_is_label, names), None)):
+    if set(columns) == {"text"} and (labels := list(filter(_is_label, names))):
+        label = next(filter(_ANSWERS.fullmatch, labels), labels[0])  # words before numbers
         numbers = "; write words for numbers first" if label.lower() in _LABELS else ""
         answer = f"columns: {{prompt: {columns['text']}, completion: {label}}}{numbers}"
         marking = []
