@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,10 +97,10 @@ def _record_beside(ggufs: tuple[Path, ...], out: Path | None = None) -> Path:
     if record.is_file():
         with contextlib.suppress(UsageError):  # no proof: the step says so
             proof = verify_record.read(record)
-    judged = {file.resolve() for file in ggufs}
+    judged = set(map(os.path.realpath, ggufs))  # `resolve` ends at a loop of links
     places = (record.parent, record.parent / "gguf")
     proven = [place / name for name in sorted(proof.inputs.ggufs if proof else ()) for place in places]
-    if lost := [file.name for file in proven if file.is_file() and file.resolve() not in judged]:
+    if lost := [file.name for file in proven if file.is_file() and os.path.realpath(file) not in judged]:
         own = record.with_name(f"verify-{ggufs[0].stem}.json")
         raise UsageError(
             f"{record} is the proof of {', '.join(lost)}, and would be replaced",
@@ -127,7 +128,7 @@ def verify_run(
                 hint=f"skill-train export-gguf {quoted(run.path)}",
             )
         record = run.record("verify")
-        if out is not None and out.resolve() != record.resolve():
+        if out is not None and os.path.realpath(out) != os.path.realpath(record):
             record = _record_beside(tuple(run.exported), out)
         gone = [str(path) for path in recorded(run) if not path.is_file()]
         if gone:
