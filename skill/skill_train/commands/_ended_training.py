@@ -96,9 +96,14 @@ def _missed(name: str, figure: MeasuredFigure) -> str:
     values = (value for value in (figure["low"], figure["high"], figure["actual"]) if value is not None)
     if name == "seconds":
         low, high, actual = (duration(seconds, estimated=True) for seconds in values)
-        return f"time: {actual}, estimated {low} to {high}"
+        return f"time: {actual}, {_just(actual, low, high)}estimated {low} to {high}"
     low, high, actual = (f"{size / 1e9:.2f}" for size in values)
-    return f"memory: {actual} GB, estimated {low} to {high} GB"
+    return f"memory: {actual} GB, {_just(actual, low, high)}estimated {low} to {high} GB"
+
+
+def _just(actual: str, low: str, high: str) -> str:
+    """Rounded, a near miss reads as an end of the range."""
+    return "just outside the " if actual in (low, high) else ""
 
 
 def warn_of_repeats(console: Console, data: TrainedData) -> None:
