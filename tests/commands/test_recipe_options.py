@@ -40,7 +40,7 @@ def test_what_only_the_hub_has_is_refused_beside_what_lies_here(tmp_path: Path, 
     code, answer = answered("plan", recipe)
     here = rows if place == "data" else tiny.cached("gemma")
     assert (code, answer["error"]["code"]) == (2, "bad_recipe")
-    assert answer["error"]["message"] == f"{field} is of the Hub, and {here} is here"
+    assert answer["error"]["message"] == f"{field} is for a repository of the Hub, and {here} is here"
     assert field in answer["error"]["hint"]
     assert answered("data", "--recipe", recipe)[1]["error"] == answer["error"]
 

@@ -96,6 +96,14 @@ def test_what_llama_cpp_computes_of_the_text_whatever_its_config_says(
     assert told is None if word is None else word in str(told)
 
 
+@pytest.mark.parametrize("change", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {}])
+def test_a_mixture_has_experts_in_every_layer(change: dict[str, Any]) -> None:
+    """The converter has no place for `mlp.down_proj` of a layer without experts."""
+    text = {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1, **change}
+    config = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    assert (why_not(text, config | {"text_config": text}) is not None) is bool(change)
+
+
 def _checked(kind: str, folder: Path, *, width: int = 300) -> dict[str, tuple[str, str]]:
     image: ImageModel = {"model": str(folder), "revision": None, "preprocess": "engine"}
     question = picture_pairs.question(picture_pairs.picture(width, 2 * width // 3))

@@ -29,7 +29,7 @@ def require_on_hub(recipe: Recipe) -> None:
         place, named = getattr(recipe, key), [name for name in names if getattr(recipe, name) is not None]
         if named and Path(place).exists():
             raise UsageError(
-                f"{named[0]} is of the Hub, and {place} is here",
+                f"{named[0]} is for a repository of the Hub, and {place} is here",
                 code="bad_recipe",
                 expected=f"{key}: OWNER/NAME of the Hub, or no {named[0]}",
                 got=f"{named[0]}: {getattr(recipe, named[0])[:200]}",

@@ -255,6 +255,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     ),
     "Qwen2MoeForCausalLM": (_SHARES_KEPT, _EXPERTS_EVERYWHERE),
     "Qwen3MoeForCausalLM": (_SHARES_SCALED, _EXPERTS_EVERYWHERE),
+    "Qwen3VLMoeForConditionalGeneration": (_EXPERTS_EVERYWHERE,),
     "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
     "Dots1ForCausalLM": (_AS_MANY_HEADS,),
     "PhiForCausalLM": (_NORMS,),
