@@ -11,6 +11,7 @@ import pytest
 import tiny
 import training
 from skill_train.program.chat.labels import IGNORED
+from skill_train.program.checks import Checks
 from skill_train.program.main import load_data
 from skill_train.program.model import log_probs_function, score_trained_tokens_only
 from skill_train.program.split import feeding_order
@@ -121,6 +122,39 @@ def test_rows_are_fed_in_the_order_that_the_seed_decides(two_trainers: tuple[Any
     seeded = [data["train"][index]["input_ids"] for index in feeding_order(23, training.STEPS * 4, 42)]
     steps = [sorted(seeded[at : at + 4], key=len, reverse=True) for at in range(0, len(seeded), 4)]
     assert fed == [row for step in steps for row in step]
+
+
+@pytest.mark.parametrize(
+    ("moved", "verdict"),
+    [
+        (lambda labels: labels, "pass"),
+        (lambda labels: labels.roll(1, dims=1), "fail"),
+        (lambda labels: labels.roll(-1, dims=1), "fail"),
+        (lambda labels: labels.clamp(min=0), "fail"),
+        (lambda labels: labels.masked_fill(labels != labels.max(), IGNORED), "fail"),
+    ],
+    ids=["as they are", "one back", "shifted twice", "the prompt too", "one alone"],
+)
+def test_a_loss_of_other_labels_fails_the_smoke_test(two_trainers: tuple[Any, Any], moved: Any, verdict: str) -> None:
+    """As a library could move them: the loss of the wrong tokens falls too."""
+    for trainer in two_trainers:
+        plan = load_plan(Path(trainer.args.output_dir).parent / "plan.json")
+        checks = Checks(trainer, trainer.processing_class, trainer.data_of_the_test, plan["recipe"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "data_collator", _moving(trainer.data_collator, moved))
+            checks.check_batches()
+        trainer.model.eval()
+        (batches,) = checks.results
+        assert batches["verdict"] == verdict, batches
+        assert ("cross-entropy" in batches["detail"]) is (verdict == "fail")
+
+
+def _moving(collate: Any, moved: Any) -> Any:
+    def collated(rows: Any) -> dict[str, Any]:
+        batch = dict(collate(rows))
+        return batch | {"labels": moved(batch["labels"])}
+
+    return collated
 
 
 def _trainer(run: Path, tuning: str) -> Any:
