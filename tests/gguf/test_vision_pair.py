@@ -28,6 +28,7 @@ from skill_train.gguf.ollama_modelfile import modelfile
 from skill_train.llama import get_converter
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.folder import fingerprint, read_model
+from skill_train.program.pictures.processor import PROCESSOR_FILES
 from skill_train.run import export_record, records
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult
@@ -173,6 +174,24 @@ def test_a_pair_of_a_run(tmp_path: Path, commands: Any) -> None:
     assert (shipped - before).abs().max() > 0.01
     alone = run(commands, tmp_path, work.path, "--lora")
     assert (alone["exit"], alone["error"]["code"]) == (2, "not_convertible")
+
+
+@pytest.mark.parametrize("form", ["in one file", "of the class"])
+def test_the_forms_of_a_processors_files(form: str, tmp_path: Path) -> None:
+    """transformers 5 saves the image processor in processor_config.json alone, and a file may leave out colours, for
+    which its class has values. The training reads both."""
+    model = Path(shutil.copytree(tiny_vision.cached("gemma3"), tmp_path / "model"))
+    own, whole = (json.loads((model / name).read_text()) for name in PROCESSOR_FILES)
+    if form == "in one file":
+        (model / PROCESSOR_FILES[0]).unlink()
+        (model / PROCESSOR_FILES[1]).write_text(json.dumps(whole | {"image_processor": own}))
+    else:
+        del own["image_mean"], own["image_std"]
+        (model / PROCESSOR_FILES[0]).write_text(json.dumps(own))
+    convert_projector.require_projector(model, get_converter.find_or_fetch())
+    assert projector_type(model, None, tmp_path / "mmproj.json", text_run=False) == "f16"
+    made = read_gguf(picture_pairs.projector(model, tmp_path / "mmproj.gguf")).metadata
+    assert made["clip.vision.image_mean"] == made["clip.vision.image_std"] == [0.5, 0.5, 0.5]
 
 
 # --- What is refused, and what stays a single file ---

@@ -9,7 +9,7 @@ from skill_train.core.errors import UsageError, quoted
 from skill_train.model.config import TEXT_OF_VISION, is_vision
 from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config
-from skill_train.model.sidecar_files import PROCESSOR
+from skill_train.model.sidecar_files import prepares_pictures
 from skill_train.run import export_record
 
 NONE = "none"
@@ -34,7 +34,7 @@ def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: b
         return export_record.read(record).options["outtype"]
     config = read_config(model)
     if is_vision(config):
-        can = (model / PROCESSOR).is_file() and from_config.why_no_projector(config) is None
+        can = prepares_pictures(model) and from_config.why_no_projector(config) is None
         text_alone = config.get("model_type") in TEXT_OF_VISION and (text_run or not can)
         return mmproj or (None if text_alone else "f16")
     if mmproj is None:

@@ -26,8 +26,9 @@ from skill_train.llama.pictures.compare import Pair, ask_pictures
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
-from skill_train.model.sidecar_files import PROCESSOR, model_digests
+from skill_train.model.sidecar_files import model_digests, prepares_pictures
 from skill_train.model.weight_files import stored_tensors
+from skill_train.program.pictures.processor import OWN_FILE
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
@@ -64,11 +65,11 @@ def require_projector(model: Path, toolchain: Toolchain) -> None:
             got=str(config.get("model_type")),
             hint="use the merged model with transformers or vLLM; or --mmproj none, for a file that reads text only",
         )
-    if not (model / PROCESSOR).is_file():
+    if not prepares_pictures(model):
         raise UsageError(
-            f"{model} has no {PROCESSOR}, which says how pictures are prepared",
+            f"{model} has no {OWN_FILE}, which says how pictures are prepared",
             code="missing_file",
-            expected=f"the files of the base model's processor beside its weights, {PROCESSOR} among them",
+            expected=f"the files of the base model's processor beside its weights, {OWN_FILE} among them",
             hint="copy the file from the base model; or --mmproj none, for a file that reads text only",
         )
 

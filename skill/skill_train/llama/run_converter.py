@@ -37,6 +37,7 @@ from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import weight_files
+from skill_train.program.pictures.processor import OWN_FILE, PROCESSOR_DEFAULTS
 from skill_train.run.records import read_json
 
 _WRITING = re.compile(r"Writing:\s+(\d+)%")
@@ -241,6 +242,9 @@ def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | Non
         plain |= from_config.as_published(config)
     if file.name == "adapter_config.json":
         plain |= changes
+    if file.name == OWN_FILE:  # the converter needs these, which a file may leave to its class
+        of_class = PROCESSOR_DEFAULTS.get(str(read_config(file.parent).get("model_type")), {})
+        plain = {key: of_class[key] for key in ("image_mean", "image_std") if key in of_class} | plain
     return plain if plain != config else None
 
 

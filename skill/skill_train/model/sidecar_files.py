@@ -19,10 +19,16 @@ from skill_train.model.foreign_files import object_in
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
 from skill_train.program.folders.base import files_of_base, set_fields
 from skill_train.program.model_files import INDEX, roots_of
+from skill_train.program.pictures.processor import OWN_FILE, WHOLE_FILE
 from skill_train.run.records import read_json
 
 _TEMPLATE = "chat_template.jinja"
-PROCESSOR = "preprocessor_config.json"  # how a vision model prepares pictures
+
+
+def prepares_pictures(folder: Path) -> bool:
+    """Whether a file says how pictures are prepared. transformers 5 saves the image processor as a part of the whole
+    processor."""
+    return (folder / OWN_FILE).is_file() or isinstance(object_in(folder / WHOLE_FILE).get("image_processor"), dict)
 
 
 def companion_files(folder: Path) -> list[Path]:
