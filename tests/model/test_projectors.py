@@ -12,6 +12,7 @@ import pytest
 import picture_pairs
 import tiny_vision
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.run_converter import without_code
 from skill_train.model.convertible.from_config import why_no_projector, why_not
 from skill_train.model.folder import read_config, read_model
 from skill_train.program.pictures.tokens import ImageModel
@@ -145,3 +146,15 @@ def test_the_norms_of_a_qwen_tower_keep_their_own_epsilon(tmp_path: Path) -> Non
     made, text = picture_pairs.projector(folder, tmp_path / "mmproj.gguf"), picture_pairs.pair("qwen3-vl").text
     check = check_projector(read_gguf(made), read_gguf(text), folder)
     assert check.verdict == "pass", check.detail
+
+
+def test_the_converter_reads_what_a_processor_leaves_to_its_class(tmp_path: Path) -> None:
+    """It takes the side of a tile for SmolVLM's longest edge otherwise, and the training four tiles."""
+    folder = Path(shutil.copytree(tiny_vision.cached("smolvlm"), tmp_path / "model"))
+    own = folder / "preprocessor_config.json"
+    document = json.loads(own.read_text())
+    del document["size"]
+    own.write_text(json.dumps(document))
+    with without_code(folder) as view:
+        assert json.loads((view / own.name).read_text())["size"] == {"longest_edge": 4 * 364}
+        assert json.loads((view / own.name).read_text())["max_image_size"] == document["max_image_size"]

@@ -244,7 +244,7 @@ def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | Non
         plain |= changes
     if file.name == OWN_FILE:  # the converter needs these, which a file may leave to its class
         of_class = PROCESSOR_DEFAULTS.get(str(read_config(file.parent).get("model_type")), {})
-        plain = {key: of_class[key] for key in ("image_mean", "image_std") if key in of_class} | plain
+        plain = {key: of_class[key] for key in ("image_mean", "image_std", "size") if key in of_class} | plain
     return plain if plain != config else None
 
 
