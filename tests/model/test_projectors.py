@@ -148,6 +148,16 @@ def test_the_norms_of_a_qwen_tower_keep_their_own_epsilon(tmp_path: Path) -> Non
     assert check.verdict == "pass", check.detail
 
 
+def test_the_order_in_which_layers_are_named_is_not_their_order(tmp_path: Path) -> None:
+    """Of Qwen3-VL: each output is added in the order of the tower's layers, in transformers too."""
+    folder, pair = _changed("qwen3-vl", tmp_path / "model", {"deepstack_visual_indexes": [1, 0]}), "qwen3-vl"
+    text, made = (read_gguf(file) for file in (picture_pairs.pair(pair).text, picture_pairs.pair(pair).projector))
+    for layers, verdict in (([True, True], "pass"), ([True, False], "fail")):
+        text.metadata["qwen3vl.n_deepstack_layers"] = 2
+        made.metadata["clip.vision.is_deepstack_layers"] = layers
+        assert check_projector(made, text, folder).verdict == verdict
+
+
 def test_the_converter_reads_what_a_processor_leaves_to_its_class(tmp_path: Path) -> None:
     """It takes the side of a tile for SmolVLM's longest edge otherwise, and the training four tiles."""
     folder = Path(shutil.copytree(tiny_vision.cached("smolvlm"), tmp_path / "model"))

@@ -155,7 +155,7 @@ def _deepstack_faults(gguf: GgufFile, text: GgufFile, config: JsonObject) -> Ite
         return
     stated = gguf.metadata.get("clip.vision.is_deepstack_layers")
     layers = [number for number, used in enumerate(stated) if used] if isinstance(stated, list) else []
-    if layers != indexes:
+    if layers != sorted(indexes):
         yield f"deepstack was dropped: the file takes the tower's layers {layers}, the model {indexes}"
     read = text.of_architecture("n_deepstack_layers")
     if read != len(indexes):
