@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import gguf_maker
@@ -250,8 +251,6 @@ def test_bf16_weights_become_f16_without_loss_and_the_name_is_kept(tmp_path: Pat
     assert record.reasons and "BF16" in record.reasons[0].because
     reader = GGUFReader(file)
     assert bytes(reader.fields["general.name"].parts[-1]).decode() == "tickets"
-    from safetensors.torch import load_file
-
     stored = load_file(model / "model.safetensors")["model.embed_tokens.weight"].float().numpy()
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     error = abs(embedding.data.astype("float32") - stored)
@@ -404,6 +403,35 @@ def test_an_adapter_that_llama_cpp_cannot_apply_is_refused_by_name(tmp_path, kin
         exported_lora(base, adapter, tmp_path)
     assert caught.value.code == "not_convertible"
     assert word in caught.value.got
+    assert not (tmp_path / "gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"r": 16}, "has rank 8, the config says 16"),
+        ({"lora_alpha": 0}, "alpha is 0"),
+        ({"lora_alpha": float("inf")}, "alpha is inf"),
+        ({"use_dora": True}, "lacks its magnitude"),
+        ({}, "lacks its b"),
+    ],
+    ids=["another rank", "no alpha", "infinite alpha", "no magnitude", "half a pair"],
+)
+def test_an_adapter_whose_file_is_not_what_its_config_says_is_refused(
+    change: dict[str, float], word: str, tmp_path: Path
+) -> None:
+    """PEFT computes another change, or none; llama.cpp takes alpha 0 for the rank."""
+    base = tiny.cached("llama-spm")
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=["q_proj"])
+    config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    if not change:
+        tensors = load_file(weights)
+        del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
+        save_file(tensors, weights)
+    with pytest.raises(UsageError) as caught:
+        exported_lora(base, adapter, tmp_path)
+    assert caught.value.code == "not_convertible" and word in caught.value.got
     assert not (tmp_path / "gguf").exists()
 
 

@@ -118,6 +118,7 @@ def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
     ]
     for module, parts in sorted(adapter.modules.items()):
         reasons += sorted({f"{module} has {_WHAT[kind]}" for kind in parts if kind in _WHAT})
+        reasons += _unlike_config(adapter, module)
         if module.rpartition(".")[2] == "lm_head" and base_config.get("tie_word_embeddings"):
             reasons.append(f"{module} is tied to the embedding in the base model: llama.cpp crashes on the result")
     if len(_alphas(adapter)) > 1:
@@ -125,6 +126,24 @@ def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
             "its layers have different scales, and a file holds one alpha: "
             + ", ".join(f"alpha {alpha:g} in {module}" for alpha, module in sorted(_alphas(adapter).items()))
         )
+    return reasons
+
+
+def _unlike_config(adapter: Adapter, module: str) -> list[str]:
+    """What of a module's A and B is not as the config says, so that PEFT computes something else."""
+    parts, config = adapter.modules[module], adapter.config
+    expected = {"a", "b", *(["magnitude"] if config.get("use_dora") else [])}
+    if "a" not in parts and "b" not in parts:
+        return []
+    reasons = [f"{module} lacks its {kind}" for kind in sorted(expected - parts.keys())]
+    rank, alpha = (
+        pattern_value(config[pattern], module, config[name])
+        for pattern, name in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
+    )
+    if "a" in parts and adapter.tensors[parts["a"]].shape[0] != rank:
+        reasons.append(f"{module} has rank {adapter.tensors[parts['a']].shape[0]}, the config says {rank}")
+    if not alpha or not math.isfinite(alpha):
+        reasons.append(f"alpha is {alpha} in {module}: llama.cpp needs a number other than 0")
     return reasons
 
 
