@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+import families
 import merging
 from skill_train.core.errors import UsageError
 
@@ -89,3 +90,12 @@ def test_token_rows_that_the_file_lacks(base: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         told(base, tmp_path, "token_adapter", targets=["q_proj"], trainable_token_indices=[1, 2])
     assert raised.value.code == "bad_adapter" and "trainable_token_indices" in raised.value.message
+
+
+def test_experts_that_the_file_lacks(tmp_path: Path) -> None:
+    """PEFT alone knows what it makes of the experts' names."""
+    mixture = families.base("mixtral", tmp_path / "base", dtype="float32")
+    options = {"targets": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
+    message = told(mixture, tmp_path / "lacking", "layers.0.mlp.experts", **options)
+    assert message is not None and "lacks 2 " in message and "layers.0.mlp.experts" in message
+    assert told(mixture, tmp_path / "whole", "nothing", **options) is None

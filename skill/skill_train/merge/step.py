@@ -359,7 +359,7 @@ def _write(
     if planned.reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
-        config = with_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name, base.task)
+        config = with_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name, warn, base.task)
         changes: Changes = {"stored_dtype": stored}
     else:
         config, kind = planned.plan.config, DTYPES[dtype] if dtype else None

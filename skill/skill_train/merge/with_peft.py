@@ -7,6 +7,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+from skill_train.core.console import Warn
 from skill_train.core.errors import VerificationFailed
 from skill_train.merge.plan import Base, wanted_parameters
 from skill_train.model.adapter import Adapter, is_regex, pattern_value
@@ -17,7 +18,9 @@ from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_pa
 from skill_train.reference.low_memory import merged as merged_model
 
 
-def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str = TEXT) -> dict[str, object]:
+def merge_with_peft(
+    base: Path, adapter: Path, part: Path, dtype: str, warn: Warn, task: str = TEXT
+) -> dict[str, object]:
     """Writes the merged weights (safetensors and, if there are several files, their index) into `part`.
 
     Args:
@@ -33,7 +36,12 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
     """
     import torch
 
-    with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
+    lacks: list[str] = []
+    with reference.reference_model(base, adapter, partial(reference.read_model, task=task), lacks) as model:
+        # `left_out` knows of all others; what PEFT makes of experts is no name in the base's files.
+        if experts := [name.replace(".default", "") for name in lacks if ".experts." in name]:
+            what = f"the adapter's file lacks {len(experts)} tensors for experts that its config names"
+            warn("incomplete_adapter", f"{what}, such as {experts[0]}: the base stays there")
         merged = merged_model(model)  # checked below; PEFT's own check raises a bare ValueError
         merged.to(getattr(torch, dtype))
         for name, tensor in merged.state_dict().items():

@@ -106,17 +106,20 @@ def library_errors(
 
 @contextlib.contextmanager
 def reference_model(
-    base: Path, adapter: Path | None = None, read: Callable[[Path], Any] | None = None
+    base: Path,
+    adapter: Path | None = None,
+    read: Callable[[Path], Any] | None = None,
+    lacks: list[str] | None = None,
 ) -> Iterator[Any]:
     """The model of `base`, with a PEFT adapter if there is one, in fp32, in evaluation mode, on the CPU.
 
     It is freed when the block ends, so two models are never in memory together. `read` replaces the function that reads
-    the base.
+    the base. `lacks` gets the tensors of LoRA layers of which the adapter has none.
     """
     _transformers()
     model = (read or read_model)(base)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = _with_adapter(model, adapter, [] if lacks is None else lacks)
     yield model.eval()
 
 
@@ -184,7 +187,7 @@ def bounded(rows: list[list[int]], longest: int, most: int) -> list[list[int]]:
     return chosen
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def _with_adapter(model: Any, adapter: Path, lacks: list[str]) -> Any:
     try:
         from peft import PeftModel
     except ImportError:
@@ -202,25 +205,27 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
             if str(error).startswith(_NO_MODULE):
                 raise _not_loaded(f"PEFT cannot put the adapter on this model: {first_line(error)}") from error
             raise
-        _require_whole(adapter, [str(warning.message) for warning in warned])
+        lacks += _require_whole(adapter, [str(warning.message) for warning in warned])
         _require_loaded(tuned, adapter)
         tuned.get_layer_status()  # raises an error where PEFT found no layer for the adapter
         return tuned
 
 
-def _require_whole(adapter: Path, warned: list[str]) -> None:
+def _require_whole(adapter: Path, warned: list[str]) -> list[str]:
     """Refuses an adapter that lacks tensors, for which PEFT only warns and takes their values from before a training.
-    A LoRA layer without any of its tensors changes nothing, which is what `merge` says of it."""
+    A LoRA layer without any of its tensors changes nothing: returns the tensors of those."""
     lacks = [name for text in warned if text.startswith(_MISSING) for name in re.findall(r"'([^']+)'", text)]
-    files = read_adapter(adapter)
+    files, nothing = read_adapter(adapter), []
     if files.config["peft_type"] == "LORA":
-        lacks = [name for name in lacks if name.removeprefix(PREFIX).partition(".lora_")[0] in files.modules]
-    if lacks:
+        nothing = [name for name in lacks if name.removeprefix(PREFIX).partition(".lora_")[0] not in files.modules]
+    wrong = [name for name in lacks if name not in nothing]
+    if wrong:
         raise bad_adapter(
-            f"{adapter} lacks {len(lacks)} tensors of its layers",
-            expected=f"{lacks[0].replace('.default', '')}, as its config says",
+            f"{adapter} lacks {len(wrong)} tensors of its layers",
+            expected=f"{wrong[0].replace('.default', '')}, as its config says",
             got="no such tensor, so PEFT takes its value from before the training",
         )
+    return nothing
 
 
 def _require_loaded(tuned: Any, adapter: Path) -> None:
