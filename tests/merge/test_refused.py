@@ -244,6 +244,17 @@ def test_folders_of_the_wrong_kind(work: Path) -> None:
     assert (error := refused(work)).code == "unknown_model_type" and "did you mean 'llama'" in error.message
 
 
+def test_a_folder_of_adapters_with_names(work: Path) -> None:
+    """As PEFT saves a model with two adapters: each in a folder of its name."""
+    (work / "adapter").rename(work / "one")
+    (work / "adapter").mkdir()
+    (work / "one").rename(work / "adapter" / "one")
+    error = refused(work)
+    assert (
+        error.code == "bad_adapter" and f"an adapter that lies in it, such as {work / 'adapter' / 'one'}" in error.hint
+    )
+
+
 def test_a_full_output_folder_stays(work: Path) -> None:
     (work / "merged").mkdir()
     (work / "merged" / "mine.txt").write_text("mine")

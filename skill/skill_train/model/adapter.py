@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.facts import JsonObject
 from skill_train.model.foreign_files import require_sound_files
 from skill_train.model.lora_math import scaling
@@ -195,11 +195,14 @@ def scale_of(config: JsonObject, module: str) -> float:
 
 def _read_config(folder: Path) -> JsonObject:
     if not (folder / CONFIG).is_file():
+        named = sorted(file.parent for file in folder.glob(f"*/{CONFIG}"))  # as PEFT saves adapters with names
         raise bad_adapter(
             f"{folder} is not a PEFT adapter",
             expected=f"a folder with {CONFIG} and {WEIGHTS}",
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
-            hint="use the run's adapter/ folder, or a folder that PEFT's save_pretrained wrote",
+            hint=f"give an adapter that lies in it, such as {quoted(named[0])}"
+            if named
+            else "use the run's adapter/ folder, or a folder that PEFT's save_pretrained wrote",
         )
     require_sound_files(folder)
     config: JsonObject = read_json(folder / CONFIG)  # an object, as `require_sound_files` refuses others
