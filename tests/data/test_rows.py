@@ -291,6 +291,16 @@ def test_a_table_by_columns_is_its_rows(tmp_path: Path, index: list[int] | None)
     assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
 
 
+@pytest.mark.parametrize("around", [lambda splits: splits, lambda splits: {"data": splits}], ids=["bare", "in data"])
+def test_the_splits_of_a_document_train_its_train(tmp_path: Path, around: Any) -> None:
+    rows, held = [{"question": "Warm?", "answer": "Yes."}], [{"question": "Cold?", "answer": "No."}]
+    (tmp_path / "rows.json").write_text(json.dumps(around({"test": held, "train": rows})))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == rows
+    for other in ({"test": held, "rows": rows}, {"validation": [], "test": held}):  # not told apart: one item
+        (tmp_path / "rows.json").write_text(json.dumps(around(other)))
+        assert [row for _, row in iter_rows(str(tmp_path / "rows.json"), split="train")] == [around(other)]
+
+
 @pytest.mark.parametrize("orient", ["index", "split", "table"])
 def test_other_tables_of_pandas_are_their_rows(tmp_path: Path, orient: Any) -> None:
     pandas = pytest.importorskip("pandas")

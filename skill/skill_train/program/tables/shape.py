@@ -136,6 +136,8 @@ def items_of(document: Any, path: object) -> list[Any]:
     one item."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
+    if len(document) == 1 and isinstance(splits := next(iter(document.values())), dict) and "train" in splits:
+        return items_of(splits, path) if splits.keys() <= SPLITS_ALONE else [document]
     if rows := by_lists(document):
         return rows
     lists = [value for value in document.values() if isinstance(value, list)]
