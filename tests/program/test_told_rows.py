@@ -116,10 +116,10 @@ def test_rare_letters_are_not(tmp_path: Path) -> None:
     assert notes(tmp_path, *(ALPACA | {"output": text} for text in rare)) == []
 
 
-@pytest.mark.parametrize("text", ["nan", "<NA>", "NaT", "#N/A", "#REF!", "#NAME?", "#DIV/0!", "\\N", "[object Object]"])
+@pytest.mark.parametrize("text", ["nan", "<NA>", "NaT", "#N/A", "#DIV/0!", "\\N", "[object Object]", "\u200b\ufeff"])
 @pytest.mark.parametrize("column", ["instruction", "output"])
 def test_what_a_program_writes_for_an_empty_cell_is_told(tmp_path: Path, text: str, column: str) -> None:
-    """pandas, Excel, MySQL, JavaScript: nobody asks that, and as an answer it is trained."""
+    """pandas, Excel, MySQL, JavaScript, HTML: nobody asks that, and as an answer it is trained."""
     [note] = notes(tmp_path, ALPACA, ALPACA | {column: text})
     assert note.startswith(f"1 of 2 rows have a text that stands for nothing (the first: line 2, {text!r})")
     assert notes(tmp_path, ALPACA | {"instruction": f"What is {text}?", "output": f"It is {text}."}) == []

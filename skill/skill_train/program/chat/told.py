@@ -14,8 +14,12 @@ from skill_train.program.examples import CALLS, ROLES, THOUGHTS, TOOLS, Row, say
 # `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
-# What pandas, Excel, MySQL and JavaScript write for an empty or a broken cell. `NaN` may be an answer about JavaScript.
-BROKEN_CELL = re.compile(r"nan|<NA>|NaT|#(?:N/A|REF!|VALUE!|NAME\?|NUM!|NULL!|DIV/0!)|\\N|\[object Object\]")
+# What pandas, Excel, MySQL, JavaScript and pages (signs that nobody sees) have for an empty or a broken cell. `NaN` may
+# be an answer about JavaScript.
+BROKEN_CELL = re.compile(
+    r"nan|<NA>|NaT|#(?:N/A|REF!|VALUE!|NAME\?|NUM!|NULL!|DIV/0!)|\\N|\[object Object\]"
+    r"|[\s\xad\u200b-\u200f\u2060\ufeff]+"
+)
 # UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; and bytes that no encoding had.
 WRONG_LETTERS = re.compile(
     r"Ã[Ÿ\x80-\x9f¡-ª¬-º¼-¿]|â(?:€[™œ“”¦\x9d]|\x80[\x93-\xa6])|(?:Ð[\xa0-¿]|Ñ[€‚ƒ„…†‡ˆ‰Š‹Œ\x80-\x8f]){3}|\ufffd"
