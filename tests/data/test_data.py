@@ -137,6 +137,22 @@ def test_rows_that_are_all_broken_alike_name_no_fix(tmp_path: Path, row: dict[st
     assert "--fix" in answer["error"]["hint"] and "no row" not in answer["error"]["hint"]
 
 
+@pytest.mark.parametrize(
+    ("row", "way"),
+    [
+        ({"messages": [TURNS[0], {"role": "model", "content": "4"}]}, "rename the role"),
+        ({"messages": repr(TURNS)}, "json.dumps"),
+        ({"question": "2+2?", "answer": "photos/4.png"}, "vision model"),
+    ],
+)
+def test_rows_that_are_all_broken_alike_name_their_own_way(tmp_path: Path, row: dict[str, Any], way: str) -> None:
+    """`data` said to name other columns, where `plan` knew what to do."""
+    path = write_data(tmp_path, [row, row])
+    with pytest.raises(SkillTrainError) as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    assert _data(path)[1]["error"]["hint"] == caught.value.hint and way in caught.value.hint
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_document_under_the_name_of_lines_names_no_fix(tmp_path: Path, indent: int | None) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps([ALPACA, ALPACA], indent=indent))

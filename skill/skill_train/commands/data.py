@@ -20,7 +20,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import ALL_ALIKE, columns_alone, no_row, open_quote, rewriting_command, wrong_columns
+from skill_train.data.errors import columns_alone, hint_for_all, no_row, open_quote, rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
@@ -322,7 +322,10 @@ def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
         return otherwise if inspection.row else no_row(inspection.recipe.data_file or inspection.recipe.data)
     if (line := inspection.survey.open_quote) is not None:
         return open_quote(line)
-    return _fix_command(inspection) if inspection.survey.usable > counted.refused else ALL_ALIKE
+    if inspection.survey.usable > counted.refused:
+        return _fix_command(inspection)
+    detected = inspection.detected if inspection.method == "sft" else None
+    return hint_for_all(inspection.recipe, detected, inspection.pictures)
 
 
 def _impossible(inspection: Inspection) -> UsageError:

@@ -151,6 +151,17 @@ def refused_row(
     )
 
 
+def hint_for_all(recipe: Recipe, detected: DetectedFormat | None, pictures: RowPictures | None) -> str:
+    """The hint for rows of which training takes none: that of the first one, if its refusal has one."""
+    rows = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
+    try:
+        if detected is not None and (row := next(rows, None)) is not None:
+            example_of(row, detected, pictures)
+    except Refused as refusal:
+        return refusal.error["hint"] or ALL_ALIKE
+    return ALL_ALIKE
+
+
 THE_RECIPE = "--recipe RECIPE"
 _TELLING_BYTES = 1 << 20
 
