@@ -560,6 +560,24 @@ def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> Non
     assert (code, answer["error"]["code"]) == (2, "secret_found")
 
 
+def test_files_of_another_training_or_that_were_replaced_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """`not verified` alone sounds as if `verify` were all that is missing."""
+    file = run / "gguf" / "first-q8_0.gguf"
+    _write(run / "quantize.json", {"outputs": {f"gguf/{file.name}": _digest(file) | {"quant": "q8_0"}}})
+    (run / "verify.json").unlink()
+
+    def warned() -> list[str]:
+        _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--dry-run")
+        return [warning["code"] for warning in answer["warnings"]]
+
+    assert warned() == ["not_verified"]
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert warned() == ["not_verified", "not_proven"]
+    merge = step_records.merged({"adapter_model.safetensors": {"bytes": 1, "sha256": "0" * 64}}, {})
+    _write(run / "merge.json", msgspec.to_builtins(merge))
+    assert warned() == ["not_verified", "other_adapter", "not_proven"]
+
+
 def test_files_that_were_not_verified_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:
     file = run / "gguf" / "first-q8_0.gguf"
     file.write_bytes(file.read_bytes()[:-1] + b"x")

@@ -121,6 +121,14 @@ def _doubt_of_proof(record: Path, file: Path) -> str:
     return f"{record}: {file.name} changed after it" if changed else ""
 
 
+def warn_of_origin(console: Console, run: RunDir) -> None:
+    """Warns of files of a run that are of an earlier training, or are not the ones that were exported."""
+    for doubt in (doubt_of_training(Chosen(run.path, Model(file.name, file))) for file in run.ggufs):
+        if doubt:
+            console.warn("other_adapter", doubt)
+    warn_of_replaced(console, run, run.ggufs)
+
+
 def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:
     """Warns of files of a run that are not the ones that were exported."""
     names = [file.name for file in files]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from skill_train.commands._chosen_model import warn_of_origin
 from skill_train.commands._command import PATH, argument, command, option
 from skill_train.commands._ended_training import smoke_failure, warn_of_base_rows
 from skill_train.core import resources
@@ -93,6 +94,7 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     if "gguf" in facts.parts and facts.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
         console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
+        warn_of_origin(console, push.run)
     if failure := smoke_failure(push.run, facts.training):
         console.warn("smoke_failed", f"{failure.message}; the card says so")
     half = half_of_a_pair(push.run, push.files)
