@@ -54,3 +54,15 @@ def test_rows_that_were_cut_off_are_not_fewer_rows() -> None:
     with pytest.raises(UsageError, match=f"line {count} of held_out.jsonl is not JSON") as caught:
         train_record.read_fed_rows(file)
     assert caught.value.code == "broken_record"
+
+
+def test_a_broken_record_names_its_run(tmp_path: Path) -> None:
+    """`report` and `diff` take several runs, and no option says which of them RUN is."""
+    run = tmp_path / "my run"
+    run.mkdir()
+    for name in ("plan.json", "train.json"):
+        (run / name).write_text("{")
+    for read in (lambda: records.read_json(run / "train.json"), lambda: records.read_lines(run / "train.json", dict)):
+        with pytest.raises(UsageError) as caught:
+            read()
+        assert caught.value.hint.endswith(f"skill-train pull '{run}'")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import write_json
 from skill_train.program.events import Refused
 from skill_train.program.model_files import regular_file
@@ -35,7 +35,12 @@ MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenize
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
+
+
+def _again(path: Path) -> str:
+    """How a record comes back, as a hint. Commands on several runs name none of them RUN."""
+    run = quoted(path.parent) if (path.parent / "plan.json").is_file() else "RUN"
+    return f"run the step that writes it, or fetch it: skill-train pull {run}"
 
 
 def read_json(path: Path) -> Any:
@@ -47,9 +52,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(regular_bytes(path).decode("utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path), hint=_AGAIN) from None
+        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path), hint=_again(path)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        hint = "move it away, then " + _AGAIN  # the step itself may read it first
+        hint = "move it away, then " + _again(path)  # the step itself may read it first
         raise UsageError(f"{path} is not JSON: {error}", code="broken_record", got=str(path), hint=hint) from None
 
 
@@ -68,7 +73,7 @@ def regular_bytes(path: Path) -> bytes:
             code="broken_record",
             expected="a regular file",
             got=refusal.error["got"],
-            hint="move it away, then " + _AGAIN,
+            hint="move it away, then " + _again(path),
         ) from None
     if len(content) > MOST_BYTES:
         raise UsageError(
@@ -120,7 +125,7 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
     with open(path, "rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
             if torn:
-                raise UsageError(torn, code="broken_record", got=str(path), hint=_AGAIN)
+                raise UsageError(torn, code="broken_record", got=str(path), hint=_again(path))
             if not raw.strip():
                 continue
             try:
@@ -130,7 +135,7 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
                 continue
             records.append(convert(line, kind, path, f"line {number}: "))
     if torn and not grows:
-        raise UsageError(torn, code="broken_record", got=str(path), hint=_AGAIN)
+        raise UsageError(torn, code="broken_record", got=str(path), hint=_again(path))
     return records
 
 
