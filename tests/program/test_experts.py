@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +53,27 @@ def test_loss_and_gradients_are_those_of_the_models_own_forward_pass(name: str, 
 
 @pytest.mark.parametrize("name", tiny_families.by_default([*EXPERTS, "llama4", "deepseek2"], ("mixtral", "deepseek2")))
 def test_a_mixture_of_experts_trains(commands: Commands, tmp_path: Path, name: str) -> None:
-    record = _local(commands, tmp_path, name)
+    """With the coefficient of Mixtral 8x7B, whose balancing loss is no part of the cross-entropy of a row."""
+    base = Path(shutil.copytree(tiny_families.folder(name), tmp_path / name))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"router_aux_loss_coef": 0.02}))
+    record = _local(commands, tmp_path, base)
     assert record["figures"]["last_loss"] > 0
+    assert next(check for check in record["checks"] if check["name"] == "batches_are_valid")["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(WITHOUT_SDPA, ("gptoss",)))
 def test_a_model_without_a_fused_kernel_trains_with_eager_attention(
     commands: Commands, tmp_path: Path, name: str
 ) -> None:
-    _local(commands, tmp_path, name)
+    _local(commands, tmp_path, tiny_families.folder(name))
     built = json.loads((tmp_path / "run" / "environment.json").read_text())["model"]
     assert built["attn_implementation"] == "eager"
 
 
-def _local(commands: Commands, folder: Path, name: str) -> dict[str, Any]:
+def _local(commands: Commands, folder: Path, base: Path) -> dict[str, Any]:
     rows = [{"prompt": f"Where is parcel {n}?", "completion": f" In depot {n}."} for n in range(12)]
-    data, base = training.write_data(folder, rows), tiny_families.folder(name)
+    data = training.write_data(folder, rows)
     values = f"model: {base}\ndata: {data}\nmax_steps: 2\neffective_batch_size: 4\ntarget_modules: [{_target(base)}]\n"
     (folder / "recipe.yaml").write_text(values + "max_length: 64\n")
     words = ("local", "recipe.yaml", "--run-dir", "run", "--format", "json")

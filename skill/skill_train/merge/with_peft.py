@@ -71,9 +71,9 @@ def left_out(base: Base, adapter: Adapter) -> list[str]:
     if adapter.config["peft_type"] != "LORA":
         return []
     unchanged = {*base.tensors, "lm_head.weight"} - {*wanted_parameters(adapter)}  # a tied head need not be stored
-    named = [name for name in unchanged if _is_named(adapter, name)]
     parts = {vision_part(module) for module in adapter.modules}
-    found = [name for name in named if ".experts." not in name and vision_part(name) in parts]
+    looked_at = (name for name in unchanged if ".experts." not in name and vision_part(name) in parts)
+    found = [name for name in looked_at if _is_named(adapter, name)]
     unknown = unknown_parameters(empty_model(base.folder, base.task), found) if found else []
     return sorted({*found} - {*unknown})
 
