@@ -57,6 +57,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     # llama.cpp is known to take the architecture, as `config.json` describes it; None when that is not known
     convertible: bool | None = None
     not_convertible: str | None = None  # why not, where it is not
+    no_projector: str | None = None  # why llama.cpp reads no pictures with a model whose text it computes
     # the sliding window in tokens, where llama.cpp is not known to compute the model with it
     unread_window: int | None = None
     at_hand: bool = False  # the weights lie on this machine

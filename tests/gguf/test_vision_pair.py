@@ -152,17 +152,41 @@ def test_the_end_of_a_line_that_the_converter_leaves_out(kind: str, prefix: str,
     assert (check.verdict, check.figures["looked_at"]) == ("pass", 34), check.detail
 
 
-def test_a_pair_of_a_run(tmp_path: Path, commands: Any) -> None:
-    """Merged and exported by one command, from an adapter of language model, tower and projector."""
-    base = tiny_vision.cached("smolvlm")
-    work = RunDir(tmp_path / "run")
+def _run_of(base: Path, folder: Path, **recipe: Any) -> RunDir:
+    """A run with an adapter of language model, tower and projector."""
+    work = RunDir(folder)
     work.path.mkdir()
     vision_adapters.adapter(base, work.adapter, targets=vision_adapters.everywhere(base))
     plan = json.loads(RECORDED.read_text())
-    plan["recipe"]["model"], plan["fingerprints"]["model"] = str(base), fingerprint(base)
+    plan["recipe"] |= {"model": str(base), **recipe}
+    plan["fingerprints"]["model"] = fingerprint(base)
     work.plan.write_text(json.dumps(plan))
     records.write(work.record("train"), step_records.trained(digests(work.path, list(work.adapter.iterdir()))))
     write_recipe_hash(work.path)
+    return work
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_a_run_with_pictures_is_not_exported_without_its_projector(images: bool, tmp_path: Path, commands: Any) -> None:
+    """Of a Gemma 3 whose tower llama.cpp computes otherwise: only a run of text, or --mmproj none, gets the text."""
+    base = Path(shutil.copytree(tiny_vision.cached("gemma3"), tmp_path / "gemma"))
+    config = json.loads((base / "config.json").read_text())
+    config["vision_config"]["hidden_act"] = "quick_gelu"
+    (base / "config.json").write_text(json.dumps(config))
+    work = _run_of(base, tmp_path / "run", images=images)
+    answer = run(commands, tmp_path, work.path, "--quant", "f16")
+    if not images:
+        assert answer["exit"] == 0, answer
+        return
+    assert (answer["exit"], answer["error"]["code"]) == (2, "not_convertible")
+    assert "quick_gelu" in answer["error"]["message"] and "--mmproj none" in answer["error"]["hint"]
+    assert not work.merged.exists()
+
+
+def test_a_pair_of_a_run(tmp_path: Path, commands: Any) -> None:
+    """Merged and exported by one command, from an adapter of language model, tower and projector."""
+    base = tiny_vision.cached("smolvlm")
+    work = _run_of(base, tmp_path / "run")
     answer = run(commands, tmp_path, work.path, "--quant", "f16")
     assert answer["exit"] == 0, answer
     assert answer["data"]["mmproj"]["path"] == str(work.gguf / "mmproj-run-f16.gguf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import picture_pairs
 import tiny_vision
+from picture_runs import write_rows
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.run_converter import without_code
 from skill_train.model.convertible.from_config import why_no_projector, why_not
@@ -168,3 +170,20 @@ def test_the_converter_reads_what_a_processor_leaves_to_its_class(tmp_path: Path
     with without_code(folder) as view:
         assert json.loads((view / own.name).read_text())["size"] == {"longest_edge": 4 * 364}
         assert json.loads((view / own.name).read_text())["max_image_size"] == document["max_image_size"]
+
+
+def test_plan_tells_of_pictures_whose_model_may_be_trained_on_text(tmp_path: Path, commands: Any) -> None:
+    """Of a Gemma 3, whose text llama.cpp computes: before a training with pictures, and of text nothing."""
+    _changed("gemma3", tmp_path / "model", {"hidden_act": "quick_gelu"})
+    pictures, text = write_rows(tmp_path / "data"), tmp_path / "text.jsonl"
+    turns = [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": "Blue, as ever."}]
+    text.write_text("".join(json.dumps({"messages": turns}) + "\n" for _ in range(9)))
+    told = []
+    for data in (pictures, text):
+        recipe = {"model": "model", "data": str(data), "max_steps": 6, "max_length": 1024}
+        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+        answer = json.loads(commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml", "--format", "json").stdout)
+        warned = (one["message"] for one in answer["warnings"] if one["code"] == "not_convertible")
+        told.append(" ".join(warned))
+    assert "with gelu, and vision_config.hidden_act says quick_gelu" in told[0] and "--mmproj none" in told[0]
+    assert not told[1]

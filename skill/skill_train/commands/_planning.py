@@ -368,6 +368,9 @@ def _warn_of_export(console: Console, plan: Plan) -> None:
         console.warn(
             "not_convertible", f"{model.not_convertible}; training and merging work, and export-gguf refuses this model"
         )
+    elif plan.recipe.images and model.no_projector:
+        alone = "export-gguf refuses this model but for a file that reads text only (--mmproj none)"
+        console.warn("not_convertible", f"{model.no_projector}; training and merging work, and {alone}")
     elif window := model.unread_window:
         longest = plan.recipe.max_length
         console.warn("unread_window", unread_window_warning(window, model.architecture, longest))

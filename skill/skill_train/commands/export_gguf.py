@@ -161,7 +161,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         more = list(question.i_quants) if question else []
         text_run = not plan_record.read(run.plan).recipe.images
         mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
-        if mmproj is not None:
+        if mmproj is not None or not (text_run or options.mmproj):  # a run with pictures does not lose them silently
             require_projector(model, tools)
         name, types = recorded_name(run, run.record("convert")), chosen_types + more
         task = Export(run.merged, run.gguf, run.path, name, types, matrix, _modelfile_type(options), mmproj, question)

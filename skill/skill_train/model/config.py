@@ -110,8 +110,9 @@ def read(
     quantization = _quantization(config, text)
     parameters, unknown = _parameters(config, text, sizes, stored, quantization)
     refused = from_config.why_not(text, config, files=files)
-    if not refused and is_vision(config) and config.get("model_type") not in TEXT_OF_VISION:
-        refused = from_config.why_no_projector(config)  # a GGUF file that reads no pictures is useless then
+    unread = from_config.why_no_projector(config) if is_vision(config) else None
+    if config.get("model_type") not in TEXT_OF_VISION:
+        refused, unread = refused or unread, None  # a GGUF file that reads no pictures is useless then
     kinds, names = cache.cached_layers(text, sizes["layers"]), config.get("architectures")
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
@@ -134,6 +135,7 @@ def read(
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
+        no_projector=unread,
         shared_width=parameter_count.shared_width(text, sizes["intermediate_size"]) if sizes["experts"] else 0,
         **sizes,
         **parameters,
