@@ -76,7 +76,7 @@ def _local(commands: Commands, folder: Path, base: Path) -> dict[str, Any]:
     data = training.write_data(folder, rows)
     values = f"model: {base}\ndata: {data}\nmax_steps: 2\neffective_batch_size: 4\ntarget_modules: [{_target(base)}]\n"
     (folder / "recipe.yaml").write_text(values + "max_length: 64\n")
-    words = ("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    words = ("local", "recipe.yaml", "--dtype", "float32", "--run-dir", "run", "--format", "json")
     done = commands.run(folder, dict(os.environ), *words)
     assert done.code in (0, 5), done.stdout  # two steps of random weights need not pass the smoke checks
     assert "data" in done.answer or done.answer["error"]["code"] == "smoke_failed", done.stdout
