@@ -2153,11 +2153,14 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
     return labels
 
 
-def first_trained_text(text: str, labels: list[int], offsets: Any, start: int) -> str:
-    """The text of the first trained token if it begins before `start`, where the answer does; else empty."""
-    place = next((i for i, label in enumerate(labels) if label != IGNORED), 0)
-    begin = min(offsets[place][0], offsets[place - 1][1]) if place else start
-    return text[begin : offsets[place][1]] if begin < start else ""
+def text_across(text: str, labels: list[int], offsets: Any, starts: list[int]) -> str:
+    """The text of the first trained token that begins before an answer and ends in it; else empty."""
+    ends = accumulate((end for _, end in offsets), max, initial=0)
+    for label, (first, end), before in zip(labels, offsets, ends, strict=False):
+        begin = min(first, before)
+        if label != IGNORED and any(begin < start < end for start in starts):
+            return text[begin:end]
+    return ""
 
 
 def trained_tokens(row: Tokens) -> int:
@@ -5526,6 +5529,10 @@ ACROSS = (
     "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
     "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
 )
+ACROSS_IN_CHAT = (
+    "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
+    "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
+)
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -5586,7 +5593,8 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
-        self.across = ""  # in the row that was encoded last, a token that begins in the prompt and ends in the answer
+        self.asked = list[bool]()  # of the answers of the row that was encoded last: a prompt asks for it as it stands
+        self.across = ""  # in that row, a token that begins in the prompt and ends in the answer
         self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
@@ -5610,7 +5618,8 @@ class Encoder:
         try:
             made = self.encoded(index, line, row)
             seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            across = [(ACROSS, f", {self.across!r}")] if self.across else []
+            note = ACROSS_IN_CHAT if made["kind"] == "chat" else ACROSS
+            across = [(note, f", {self.across!r}")] if self.across else []
             self.told.look(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, typed_tokens(made["messages"], self.control))
@@ -5632,6 +5641,7 @@ class Encoder:
             require_places(example, len(images))
         if example["kind"] != "chat" and says(row.get(columns.get("system", ""))):
             self.note(SYSTEM_UNREAD)
+        self.asked = [example["kind"] != "chat"]
         rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
         if self.recipe["loss_on"] == "all":
             spans = [(0, len(rendered))]
@@ -5683,7 +5693,8 @@ class Encoder:
         encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         labels = labels_of(rendered, ids, encoded["offset_mapping"], spans, self.added)
-        self.across = "" if is_chat else first_trained_text(rendered, labels, encoded["offset_mapping"], spans[0][0])
+        starts = [start for (start, _), asked in zip(spans, self.asked, strict=False) if asked]
+        self.across = text_across(rendered, labels, encoded["offset_mapping"], starts)
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]
@@ -5717,6 +5728,7 @@ class Encoder:
             if any(message["role"] == "assistant" and is_left_out(message) for message in messages):
                 self.note(LEFT_OUT_TRAINED)
             return rendered, []  # the whole text is trained, wherever the answers stand
+        self.asked.clear()
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
@@ -5764,6 +5776,7 @@ class Encoder:
         calls = any(map(messages[index].get, CALLS))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
+        self.asked.append(prefix > 0)
         if before and not prefix and index == example["trained_messages"][-1]:
             self.note(ANOTHER_PROMPT)  # many templates write earlier turns in another way, without their thoughts
         span = None if calls else self.around_answer(example, rendered, index)

@@ -94,3 +94,31 @@ def test_a_token_of_the_prompt_that_takes_the_spaces_of_the_answer_is_not_traine
     assert encoder.tokenizer.added_tokens_decoder[encoder.tokenizer.convert_tokens_to_ids("<|assistant|>")].rstrip
     plain, _ = encoded(tmp_path, "phi3", [ASKED, FOUR])
     assert text == plain
+
+
+OPENS_A_BLOCK = tiny_templates.QWEN3.replace(
+    "assistant\\n' -}}{%- if enable", "assistant\\n<think>\\n' -}}{%- if enable"
+)
+
+
+def test_a_token_from_the_prompt_into_the_answer_is_told(tmp_path: Path) -> None:
+    """As with Qwen3.5 where it thinks, and rows have no thoughts: in use `<think>` and one newline are two tokens."""
+    made, encoder = encoded(tmp_path, "qwen3", [ASKED, FOUR, ASKED, FOUR], OPENS_A_BLOCK)
+    assert made.endswith("assistant\n<think>⟦\n\n</think>\n\nFour.<|im_end|>⟧\n")
+    [note] = encoder.notes
+    assert note.startswith("1 of 1 rows have one token for the end of the prompt that the chat template writes")
+    assert "line 1, '\\n\\n'" in note
+    thinks = FOUR | {"content": "<think>\nadd\n</think>\n\nFour."}
+    thought, encoder = encoded(tmp_path, "qwen3", [ASKED, thinks], OPENS_A_BLOCK)
+    assert encoder.notes == [] and "<think>\n⟦add" in thought
+    _, encoder = encoded(tmp_path, "qwen2", [ASKED, FOUR | {"content": "\nFour."}, ASKED, FOUR])
+    assert len(encoder.notes) == 1 and "line 1, '\\n\\n'" in encoder.notes[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen2", "qwen3", "llama-bpe", "llama-spm", "llama-chatml", "mistral", "gemma", "phi3"]
+)
+def test_no_family_has_such_a_token_in_usual_rows(tmp_path: Path, kind: str) -> None:
+    turns = [{"role": "system", "content": "Count."}, ASKED, FOUR, ASKED, FOUR | {"content": " Four. "}]
+    made, encoder = encoded(tmp_path, kind, turns)
+    assert len(trained(made)) == 2 and not any("one token" in note for note in encoder.notes)

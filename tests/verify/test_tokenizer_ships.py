@@ -296,6 +296,24 @@ def test_a_prompt_in_use_that_no_row_was_trained_with_is_a_warning(template: str
     assert with_other_prompts(failed, rows, tokenizer, None) == failed
 
 
+@pytest.mark.parametrize(("answer", "verdict"), [("Four.", "warn"), ("<think>\nadd\n</think>\n\nFour.", "pass")])
+def test_a_prompt_whose_tokens_run_into_the_answer_is_a_warning(tmp_path: Path, answer: str, verdict: str) -> None:
+    """A template that opens a thought for use, and closes an empty one in rows: `\\n\\n` is one token there."""
+    turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": answer}]
+    tokenizer = training.tokenizer("qwen3")
+    tokenizer.chat_template = tiny_templates.QWEN3.replace("assistant\\n' -}}", "assistant\\n<think>\\n' -}}")
+    recipe = training.resolved(tiny.cached("qwen3"), training.write_data(tmp_path, [{"messages": turns}]))
+    rows: list[Any] = [Encoder(recipe, tokenizer)(0, 1, {"messages": turns})]
+    prompt = tokenizer.apply_chat_template(turns[:1], tokenize=True, return_dict=True, add_generation_prompt=True)
+    asked, fed = prompt["input_ids"], rows[0]["input_ids"]
+    assert (fed[: len(asked)] == asked) == (verdict == "pass") and rows[0]["rendered"].startswith(
+        tokenizer.decode(asked)
+    )
+    check = with_other_prompts(check_trained("m.gguf", rows, [fed], 2), rows, tokenizer, None)
+    assert isinstance(check, Check) and check.verdict == verdict
+    assert ("is '\\n' in use, and '\\n\\n' where the answer follows it" in check.detail) == (verdict == "warn")
+
+
 def test_a_template_that_leaves_the_beginning_to_llama_cpp_is_a_warning(tmp_path: Path) -> None:
     """llama-server and Ollama put the token before each prompt. TinyLlama's template does not write it."""
     turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]

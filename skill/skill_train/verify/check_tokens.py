@@ -207,8 +207,9 @@ def check_trained(
 
 
 def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: int | None) -> Finding:
-    """The result of `check_trained`, as a warning where use has another prompt than the rows: a <think> more, or the
-    system message that Mistral 7B v0.3 leaves out of whole rows, or `begins`, which llama.cpp puts before each text."""
+    """The result of `check_trained`, as a warning where use has another prompt than the rows, or other tokens of it: a
+    <think> more, or the system message that Mistral 7B v0.3 leaves out of whole rows, or `begins`, which llama.cpp puts
+    before each text."""
     chats = [row for row in rows if row["kind"] == "chat"]
     asked = [Conversation(before_last_answer(row["messages"]), row.get("tools"), True) for row in chats]
     prompts = [rendered.text or "" for rendered in render_reference(tokenizer, asked)] if chats else []
@@ -219,7 +220,7 @@ def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: 
         why = f"the chat template does not begin with token {begins}, as llama-server and Ollama begin each prompt"
         return Check(check.name, check.file, "warn", len(bare), 0, why, check.figures)
     if not others:
-        return check
+        return _with_prompts_that_run_on(check, list(zip(chats, prompts, strict=True)), tokenizer)
     (row, prompt), count = others[0], len(others)
     at = parting_place(prompt, row["rendered"])
     asks, has = (text[at : at + 30] for text in (prompt, row["rendered"]))
@@ -227,6 +228,19 @@ def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: 
         f"the chat template asks for {count} answers with another prompt than was trained: {asks!r} in place of {has!r}"
     )
     return Check(check.name, check.file, "warn", count, 0, why, check.figures)
+
+
+def _with_prompts_that_run_on(check: Check, pairs: list[tuple[Row, str]], tokenizer: Any) -> Check:
+    """The result as a warning where a prompt alone gets other tokens than before its answer: two newlines are one."""
+    count, shown = 0, ""
+    for row, prompt in pairs:
+        alone, fed = (tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, row["rendered"]))
+        if alone != fed[: len(alone)]:
+            at, count = parting_place(alone, fed), count + 1
+            asks, has = (repr(tokenizer.decode(ids[at : at + 1])) for ids in (alone, fed))
+            shown = shown or f"token {at} is {asks} in use, and {has} where the answer follows it"
+    why = f"{count} answers are asked for with other tokens than were trained, by the same text: {shown}"
+    return Check(check.name, check.file, "warn", count, 0, why, check.figures) if count else check
 
 
 def _excerpt(text: str) -> str:

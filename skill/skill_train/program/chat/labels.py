@@ -29,11 +29,14 @@ def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Contai
     return labels
 
 
-def first_trained_text(text: str, labels: list[int], offsets: Any, start: int) -> str:
-    """The text of the first trained token if it begins before `start`, where the answer does; else empty."""
-    place = next((i for i, label in enumerate(labels) if label != IGNORED), 0)
-    begin = min(offsets[place][0], offsets[place - 1][1]) if place else start
-    return text[begin : offsets[place][1]] if begin < start else ""
+def text_across(text: str, labels: list[int], offsets: Any, starts: list[int]) -> str:
+    """The text of the first trained token that begins before an answer and ends in it; else empty."""
+    ends = accumulate((end for _, end in offsets), max, initial=0)
+    for label, (first, end), before in zip(labels, offsets, ends, strict=False):
+        begin = min(first, before)
+        if label != IGNORED and any(begin < start < end for start in starts):
+            return text[begin:end]
+    return ""
 
 
 def trained_tokens(row: Tokens) -> int:
