@@ -1802,6 +1802,8 @@ def is_media(column: str, value: Any) -> bool:
 # --- chat/answers ---
 # What an answer holds beside its text: its calls of tools and its thoughts.
 
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
@@ -1897,8 +1899,48 @@ def thoughts_of(message: Message) -> list[str]:
     """The thoughts of an answer: beside its text, or in it."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
-    inside = opened.partition("<think>")[2] if mark else ""
+    inside = opened.split("<think>")[-1] if mark else ""  # the prompt of some models opens it
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
+def with_names(message: Message) -> Any:
+    """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
+    llama-cpp-python does not. The example keeps it."""
+    said: Any = next((message.get(name) for name in THOUGHT_NAMES if message.get(name) is not None), None)
+    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+
+
+def marked_texts(text: str) -> list[str]:
+    """Texts with a mark in place of an answer: of all of it, and of its thought and the rest."""
+    return [MARK] + [f"<think>\n{MARK}\n</think>\n\n{MARK}"] * ("</think>" in text)
+
+
+def with_marks(
+    example: Example, index: int, content: str, without: tuple[str, ...] = ()
+) -> tuple[list[Message], list[Any] | None]:
+    """The messages and tools of an example. One message has marks for its text and thoughts, and lacks some keys."""
+    messages = example["messages"]
+    marked: Any = {name: value for name, value in messages[index].items() if name not in without}
+    marked |= {name: MARK for name in THOUGHTS if marked.get(name)} | {"content": content}
+    return [*messages[:index], marked, *messages[index + 1 :]], example["tools"]
+
+
+def left_out_answer() -> Refused:
+    return Refused(
+        "the chat template leaves out the text of an answer, so it would not be trained",
+        code="template_mismatch",
+        expected="a template that writes texts; those of some vision models write lists of parts alone",
+        hint="use a model whose chat template writes texts, or correct chat_template.jinja in the model's folder",
+    )
+
+
+def left_out_call(call: Any) -> Refused:
+    return Refused(
+        f"the chat template leaves out the call of {name_of_call(call)}, so it would not be trained",
+        code="template_mismatch",
+        expected="a template that writes the calls of tools, and calls in tool_calls",
+        hint="use a model whose chat template has calls, or write them into the content of the message",
+    )
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
@@ -2037,6 +2079,15 @@ TOOLS_TWICE = (
     "template writes too: keep one of them, as it will be in use"
 )
 
+ACROSS = (
+    "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
+    "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
+)
+ACROSS_IN_CHAT = (
+    "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
+    "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
+)
+
 
 RESPONSE_TWICE = (
     "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
@@ -2136,6 +2187,14 @@ def is_described(names: list[str], text: str) -> bool:
 # What of an encoded row is trained: its labels.
 
 IGNORED = -100  # the label of a token that is read and not trained
+
+
+def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
+    """What ends an answer: a special token, or several in a row up to the end token, as in Command R7B's template."""
+    if not special:
+        return None
+    one = "(?:" + "|".join(map(re.escape, special)) + ")"
+    return re.compile(rf"\s*(?:{one}*?{re.escape(end)}|{one})" if end else rf"\s*{one}")
 
 
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:
@@ -5525,16 +5584,7 @@ WRITES_DATE = (
     "the chat template writes the date: all rows are trained with that of the day on which the training begins, and in "
     "use the model sees another one"
 )
-ACROSS = (
-    "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
-    "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
-)
-ACROSS_IN_CHAT = (
-    "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
-    "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
-)
 LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
-MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 
 @contextmanager
@@ -5565,14 +5615,6 @@ def endless_template(model: str) -> Refused:
         got="it did not finish in that time",
         hint="correct chat_template.jinja or tokenizer_config.json in the model's folder, or use another model",
     )
-
-
-def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
-    """What ends an answer: a special token, or several in a row up to the end token, as in Command R7B's template."""
-    if not special:
-        return None
-    one = "(?:" + "|".join(map(re.escape, special)) + ")"
-    return re.compile(rf"\s*(?:{one}*?{re.escape(end)}|{one})" if end else rf"\s*{one}")
 
 
 class Feeding(TypedDict):
@@ -5713,13 +5755,15 @@ class Encoder:
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(example["messages"])
         tools = example["tools"]
-        messages, notes = as_taken(example["messages"], lambda taken: self.try_render(taken, tools))
+        messages, notes = as_taken(
+            list(map(with_names, example["messages"])), lambda taken: self.try_render(taken, tools)
+        )
         example["messages"] = messages
         rendered = self.render(messages, tools)
         self.require_calls(messages, tools, rendered)
         for note in (*notes, *python_notes(messages, tools, rendered), *left_out_thoughts(messages, rendered)):
             self.note(note)
-        self.look_for_the_rest(messages, tools, rendered)
+        self.look_for_the_rest(example, rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
         if self.around[1] == self.tokenizer.eos_token_id:
@@ -5737,16 +5781,12 @@ class Encoder:
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
-                    raise Refused(
-                        f"the chat template leaves out the call of {name_of_call(call)}, so it would not be trained",
-                        code="template_mismatch",
-                        expected="a template that writes the calls of tools, and calls in tool_calls",
-                        hint="use a model whose chat template has calls, or write them into the content of the message",
-                    )
+                    raise left_out_call(call)
 
-    def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
+    def look_for_the_rest(self, example: Example, rendered: str) -> None:
         """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know
         them leave them out without an error, and some write the calls of an answer without its text."""
+        messages, tools = example["messages"], example["tools"]
         if tools and self.try_render(messages, None) == rendered:
             self.note(NO_TOOLS)
         for index, message in enumerate(messages):
@@ -5755,8 +5795,11 @@ class Encoder:
                 continue
             marked = message | {"content": MARK}
             if self.try_render([*messages[:index], marked, *messages[index + 1 :]], tools) == rendered:
-                answer = "the text of answers that call a tool"
-                self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
+                calls = role == "assistant" and any(map(message.get, CALLS))
+                if index in example["trained_messages"] and not calls:
+                    raise left_out_answer()
+                what = "the text of answers that call a tool" if calls else f"messages of the role {role}"
+                self.note(NOT_RENDERED.format(what))
 
     def look_for_stop(self, last: int) -> None:
         """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
@@ -5785,9 +5828,11 @@ class Encoder:
             # Some templates always open another answer behind it (Command R7B), as at the end of `before`.
             answer, eos, opening = through.rpartition(self.tokenizer.eos_token or MARK)
             through = answer + eos if before.endswith(opening) else through.rstrip()
-            if prefix and rendered.startswith(through):
-                return prefix, len(through) if through.endswith(self.special) else self.turn_end(rendered, len(through))
-            span = self.around_calls(example, rendered, index) if calls else None
+            whole = rendered.startswith(through)
+            span = self.around_calls(example, rendered, index) if calls and not (prefix and whole) else None
+            begin = prefix or (self.start_of_calls(example, rendered, index) if calls and span is None else 0)
+            if span is None and begin and whole:
+                return begin, len(through) if through.endswith(self.special) else self.turn_end(rendered, len(through))
         if span is None:
             raise Refused(
                 "the answers cannot be trained alone, because the chat template does not show where they are",
@@ -5796,19 +5841,27 @@ class Encoder:
                 hint="set loss_on: all in the recipe to train on the whole conversation",
             )
         start, end = span
-        return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
+        return (prefix if 0 < prefix < end else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The span of the answer without the token that ends it: what changes in the text when marks take the place of
         its text and thoughts, and its calls are left out."""
-        messages = example["messages"]
-        marked: Any = {name: each for name, each in messages[index].items() if name not in CALLS} | {"content": MARK}
-        marked |= {name: MARK for name in THOUGHTS if marked.get(name)}
-        text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
-        (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
-        if mark and rendered.startswith(head) and rendered.endswith(tail):
-            return len(head), len(rendered) - len(tail)
+        for content in marked_texts(example["messages"][index]["content"]):
+            text = self.render(*with_marks(example, index, content, CALLS))
+            (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
+            if mark and rendered.startswith(head) and rendered.endswith(tail):
+                return len(head), len(rendered) - len(tail)
+            if text == rendered:
+                raise left_out_answer()
         return None
+
+    def start_of_calls(self, example: Example, rendered: str, index: int) -> int:
+        """Where an answer with calls begins; 0 if its text does not stand before them, or no token alone ends it."""
+        until: Any = example | {"messages": example["messages"][: index + 1]}
+        with_calls, alone = (self.try_render(*with_marks(until, index, MARK, keys)) or "" for keys in ((), CALLS))
+        head, mark, tail = alone.partition(MARK)
+        ends = mark and self.end_of_turn and self.end_of_turn.fullmatch(tail.rstrip())
+        return len(head) if ends and with_calls.startswith(head + MARK) and rendered.startswith(head) else 0
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks

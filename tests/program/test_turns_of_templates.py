@@ -10,8 +10,12 @@ import pytest
 import tiny
 import tiny_templates
 import training
+from skill_train.core.worker import run_worker
+from skill_train.llama.template import WORKER, Conversation, Rendered, TemplateJob
+from skill_train.program.chat.answers import THOUGHTS_LEFT_OUT
 from skill_train.program.chat.labels import marked_text
 from skill_train.program.encode import ANOTHER_PROMPT, Encoder
+from skill_train.program.events import Refused
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +24,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 SUM = {"role": "tool", "content": "4"}
 FOUR = {"role": "assistant", "content": "Four."}
+THOUGHT = FOUR | {"content": "<think>\nadd\n</think>\n\nFour."}
 SAID = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 # Thoughts stand in a block before the text, and the prompt of an answer closes an empty one: as where Laguna is asked
 # for none.
@@ -108,8 +113,7 @@ def test_a_token_from_the_prompt_into_the_answer_is_told(tmp_path: Path) -> None
     [note] = encoder.notes
     assert note.startswith("1 of 1 rows have one token for the end of the prompt that the chat template writes")
     assert "line 1, '\\n\\n'" in note
-    thinks = FOUR | {"content": "<think>\nadd\n</think>\n\nFour."}
-    thought, encoder = encoded(tmp_path, "qwen3", [ASKED, thinks], OPENS_A_BLOCK)
+    thought, encoder = encoded(tmp_path, "qwen3", [ASKED, THOUGHT], OPENS_A_BLOCK)
     assert encoder.notes == [] and "<think>\n⟦add" in thought
     _, encoder = encoded(tmp_path, "qwen2", [ASKED, FOUR | {"content": "\nFour."}, ASKED, FOUR])
     assert len(encoder.notes) == 1 and "line 1, '\\n\\n'" in encoder.notes[0]
@@ -122,3 +126,79 @@ def test_no_family_has_such_a_token_in_usual_rows(tmp_path: Path, kind: str) -> 
     turns = [{"role": "system", "content": "Count."}, ASKED, FOUR, ASKED, FOUR | {"content": " Four. "}]
     made, encoder = encoded(tmp_path, kind, turns)
     assert len(trained(made)) == 2 and not any("one token" in note for note in encoder.notes)
+
+
+# What the template of SmolVLM makes of a text, whose letters are no parts.
+PARTS_ALONE = tiny_templates.QWEN2.replace(
+    "+ message['content'] +",
+    "-}}{%- for part in message.content if part.type == 'text' -%}{{- part.text -}}{%- endfor -%}{{-",
+)
+
+
+@pytest.mark.parametrize(("said", "loss"), [("Four.", "assistant"), ("a", "assistant"), ("Four.", "all")])
+def test_answers_that_the_template_does_not_write_are_refused(tmp_path: Path, said: str, loss: str) -> None:
+    """Only their ends were trained, and a note spoke of calls. "a" stands in the name of the role."""
+    row, tokenizer = {"messages": [ASKED, FOUR | {"content": said}]}, training.tokenizer("qwen2")
+    tokenizer.chat_template = PARTS_ALONE
+    assert "Two" not in tokenizer.apply_chat_template(row["messages"], tokenize=False)
+    recipe = training.resolved(tiny.cached("qwen2"), training.write_data(tmp_path, [row]), loss_on=loss)
+    with pytest.raises(Refused, match="the chat template leaves out the text of an answer") as refused:
+        Encoder(recipe, tokenizer)(0, 1, row)
+    assert refused.value.error["code"] == "template_mismatch"
+
+
+def test_a_thought_that_the_prompt_opens_is_trained_from_there(tmp_path: Path) -> None:
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, THOUGHT], tiny_templates.OPENS_A_THOUGHT)
+    assert text.endswith("assistant\n<think>\n⟦add\n</think>\n\nFour.<|im_end|>⟧\n") and encoder.notes == []
+
+
+def test_a_thought_in_the_text_behind_an_empty_one_of_the_prompt_is_trained(tmp_path: Path) -> None:
+    """As with Qwen3.5 where it does not think: it was refused, and one beside the text was not."""
+    template = OPENS_A_BLOCK.replace("assistant\\n<think>\\n' -}}", "assistant\\n<think>\\n\\n</think>\\n\\n' -}}")
+    text, encoder = encoded(tmp_path, "qwen3", [ASKED, THOUGHT, ASKED, THOUGHT], template)
+    assert trained(text) == ["Four.<|im_end|>", "add\n</think>\n\nFour.<|im_end|>"]
+    assert ANOTHER_PROMPT in encoder.notes
+
+
+# As that of MiniMax-M2: it opens a thought when it is asked, and refuses the answer of a tool without its call.
+STRICT = tiny_templates.QWEN2_CALLS.replace("assistant\\n'", "assistant\\n<think>\\n'").replace(
+    "in messages -%}{%- if message.role == 'tool' -%}",
+    "in messages -%}{%- if message.role == 'tool' -%}"
+    "{%- if not messages[loop.index0 - 1].tool_calls -%}{{- raise_exception('') -}}{%- endif -%}",
+)
+
+
+def test_a_call_behind_another_prompt_is_trained_with_the_answer_of_its_tool(tmp_path: Path) -> None:
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, CALLING, SUM, FOUR], STRICT)
+    assert trained(text) == [f"{SAID}<|im_end|>", "Four.<|im_end|>"] and encoder.notes == [ANOTHER_PROMPT]
+
+
+def test_a_call_before_the_text_of_its_answer_is_not_taken_for_the_prompt(tmp_path: Path) -> None:
+    """As Gemma 4's calls stand. Behind another prompt nothing shows where they begin."""
+    before = STRICT.replace("message.content + calls(message)", "calls(message) + message.content")
+    with pytest.raises(Refused, match="cannot be trained alone"):
+        encoded(tmp_path, "qwen2", [ASKED, CALLING, SUM, FOUR], before)
+
+
+@pytest.mark.parametrize("thought", ["<think>\nadd\n</think>\n\nFour.", "add\n</think>\n\nFour."])
+def test_a_thought_that_the_template_cuts_off_is_told(tmp_path: Path, thought: str) -> None:
+    """Models that are asked with an open `<think>` answer without it, and rows are made of such answers."""
+    cuts = tiny_templates.QWEN2.replace("message['content']", "message['content'].split('</think>')[-1]")
+    text, encoder = encoded(tmp_path, "qwen2", [ASKED, FOUR | {"content": thought}], cuts)
+    assert "add" not in text and THOUGHTS_LEFT_OUT in encoder.notes
+
+
+@pytest.mark.parametrize("name", ["thinking", "reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["thinking", "reasoning_content"])
+def test_llama_cpp_python_writes_the_thoughts_that_were_trained(tmp_path: Path, name: str, read: str) -> None:
+    """transformers gives a template both names, whichever the row has; the file's template failed `verify`."""
+    template = tiny_templates.QWEN2.replace("'\\n' + message", f"'\\n' + (message.{read} or '') + message")
+    row, tokenizer = {"messages": [ASKED, FOUR | {name: "add them"}]}, training.tokenizer("qwen2")
+    tokenizer.chat_template = template
+    encoder = Encoder(training.resolved(tiny.cached("qwen2"), training.write_data(tmp_path, [row])), tokenizer)
+    made = encoder(0, 1, row)
+    assert made["rendered"].endswith("assistant\nadd themFour.<|im_end|>\n") and encoder.notes == []
+    job = TemplateJob(
+        template=template, bos="", eos="", seconds=20, conversations=[Conversation(list(made["messages"]), None, False)]
+    )
+    assert [each.text for each in run_worker(WORKER, job, list[Rendered])] == [made["rendered"]]

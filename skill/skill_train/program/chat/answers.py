@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skill_train.program.examples import CALLS, THOUGHTS, Message
+from skill_train.program.events import Refused
+from skill_train.program.examples import CALLS, THOUGHTS, Example, Message
 
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
@@ -104,8 +107,48 @@ def thoughts_of(message: Message) -> list[str]:
     """The thoughts of an answer: beside its text, or in it."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
-    inside = opened.partition("<think>")[2] if mark else ""
+    inside = opened.split("<think>")[-1] if mark else ""  # the prompt of some models opens it
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
+def with_names(message: Message) -> Any:
+    """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
+    llama-cpp-python does not. The example keeps it."""
+    said: Any = next((message.get(name) for name in THOUGHT_NAMES if message.get(name) is not None), None)
+    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+
+
+def marked_texts(text: str) -> list[str]:
+    """Texts with a mark in place of an answer: of all of it, and of its thought and the rest."""
+    return [MARK] + [f"<think>\n{MARK}\n</think>\n\n{MARK}"] * ("</think>" in text)
+
+
+def with_marks(
+    example: Example, index: int, content: str, without: tuple[str, ...] = ()
+) -> tuple[list[Message], list[Any] | None]:
+    """The messages and tools of an example. One message has marks for its text and thoughts, and lacks some keys."""
+    messages = example["messages"]
+    marked: Any = {name: value for name, value in messages[index].items() if name not in without}
+    marked |= {name: MARK for name in THOUGHTS if marked.get(name)} | {"content": content}
+    return [*messages[:index], marked, *messages[index + 1 :]], example["tools"]
+
+
+def left_out_answer() -> Refused:
+    return Refused(
+        "the chat template leaves out the text of an answer, so it would not be trained",
+        code="template_mismatch",
+        expected="a template that writes texts; those of some vision models write lists of parts alone",
+        hint="use a model whose chat template writes texts, or correct chat_template.jinja in the model's folder",
+    )
+
+
+def left_out_call(call: Any) -> Refused:
+    return Refused(
+        f"the chat template leaves out the call of {name_of_call(call)}, so it would not be trained",
+        code="template_mismatch",
+        expected="a template that writes the calls of tools, and calls in tool_calls",
+        hint="use a model whose chat template has calls, or write them into the content of the message",
+    )
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:

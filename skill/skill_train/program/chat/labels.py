@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Container
 from itertools import accumulate, groupby
@@ -12,6 +13,14 @@ from typing import Any
 from skill_train.program.examples import Tokens
 
 IGNORED = -100  # the label of a token that is read and not trained
+
+
+def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
+    """What ends an answer: a special token, or several in a row up to the end token, as in Command R7B's template."""
+    if not special:
+        return None
+    one = "(?:" + "|".join(map(re.escape, special)) + ")"
+    return re.compile(rf"\s*(?:{one}*?{re.escape(end)}|{one})" if end else rf"\s*{one}")
 
 
 def labels_of(text: str, ids: list[int], offsets: Any, spans: Any, added: Container[int]) -> list[int]:

@@ -78,6 +78,15 @@ TOOLS_TWICE = (
     "template writes too: keep one of them, as it will be in use"
 )
 
+ACROSS = (
+    "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
+    "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
+)
+ACROSS_IN_CHAT = (
+    "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
+    "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
+)
+
 
 RESPONSE_TWICE = (
     "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
