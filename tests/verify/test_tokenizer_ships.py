@@ -23,6 +23,7 @@ from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
 from skill_train.run.verify_record import Check
+from skill_train.verify import check_template
 from skill_train.verify.check_tokens import (
     HARD_STRINGS,
     check_tokens,
@@ -312,6 +313,17 @@ def test_a_prompt_whose_tokens_run_into_the_answer_is_a_warning(tmp_path: Path, 
     check = with_other_prompts(check_trained("m.gguf", rows, [fed], 2), rows, tokenizer, None)
     assert isinstance(check, Check) and check.verdict == verdict
     assert ("is '\\n' in use, and '\\n\\n' where the answer follows it" in check.detail) == (verdict == "warn")
+
+
+def test_an_answer_ends_with_the_end_token_of_several_in_a_row() -> None:
+    """As those of Command R7B do. llama.cpp stops at the end token alone, and the first of them failed `verify`."""
+    tokenizer = training.tokenizer("llama-chatml")
+    for end, expected in (("<|endoftext|><|im_end|>", "<|im_end|>"), (" <|endoftext|>", "<|endoftext|>"), (".", None)):
+        tokenizer.chat_template = tiny_templates.QWEN2.replace("<|im_end|>", end)
+        found = check_template.turn_end(tokenizer)
+        assert (found is not None and tokenizer.convert_ids_to_tokens(found)) == (expected or False)
+    tokenizer.chat_template = "<|im_start|>user<|im_end|>"  # it writes no answer
+    assert check_template.turn_end(tokenizer) is None
 
 
 def test_a_template_that_leaves_the_beginning_to_llama_cpp_is_a_warning(tmp_path: Path) -> None:

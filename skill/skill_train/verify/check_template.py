@@ -8,6 +8,7 @@ import msgspec
 
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.template import Conversation, Rendered, render_reference, render_with, special_texts
+from skill_train.program.chat.labels import end_of_turn
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Finding, NotChecked
@@ -79,18 +80,17 @@ def check_chat_template(
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The special token that the reference's template writes after an answer; None when there is none."""
+    """The special token with which the reference's template ends an answer, as training finds it: of several in a row
+    the end token. None when there is none."""
     if not tokenizer.chat_template:
         return None
     [rendered] = render_reference(tokenizer, [CONVERSATIONS[1]])
-    if rendered.text is None:
-        return None
-    after = rendered.text.rpartition(_ASSISTANT["content"])[2]
-    special = set(tokenizer.all_special_ids) | {
-        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
-    }
-    ids = tokenizer(after, add_special_tokens=False).input_ids
-    return next((token for token in ids if token in special), None)
+    _, content, after = (rendered.text or "").rpartition(_ASSISTANT["content"])
+    marks = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = sorted(marks | {*tokenizer.all_special_tokens}, key=len, reverse=True)
+    pattern = end_of_turn(special, tokenizer.eos_token)
+    found = pattern.search(after) if pattern is not None and content else None
+    return None if found is None else int(tokenizer(found.group(), add_special_tokens=False).input_ids[-1])
 
 
 def opening(tokenizer: Any) -> str | None:
