@@ -1802,6 +1802,11 @@ def is_media(column: str, value: Any) -> bool:
 # --- chat/answers ---
 # What an answer holds beside its text: its calls of tools and its thoughts.
 
+IN_ORDER = "put the roles in the order that it expects: often system once, then user and assistant in turn"
+TEMPLATE_FAILS = (
+    "the template itself fails on them: correct chat_template.jinja in the model's folder, or use a model whose "
+    "template takes messages of text as they are"
+)
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
@@ -5924,7 +5929,7 @@ class Encoder:
                 f"the model's chat template rejects these messages: {error}",
                 code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
-                hint="put the roles in the order that it expects: often system once, then user and assistant in turn",
+                hint=IN_ORDER if type(error) is jinja2.TemplateError else TEMPLATE_FAILS,  # the first: raise_exception
             ) from None
         finally:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))

@@ -202,3 +202,18 @@ def test_llama_cpp_python_writes_the_thoughts_that_were_trained(tmp_path: Path, 
         template=template, bos="", eos="", seconds=20, conversations=[Conversation(list(made["messages"]), None, False)]
     )
     assert [each.text for each in run_worker(WORKER, job, list[Rendered])] == [made["rendered"]]
+
+
+@pytest.mark.parametrize(
+    ("template", "hint"),
+    [
+        ("{{ raise_exception('user first') }}", "put the roles in the order"),
+        ("{{ messages[0].content[0].text + '' }}", "correct chat_template.jinja"),
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", "correct chat_template.jinja"),
+    ],
+)
+def test_the_hint_knows_a_template_that_fails_from_one_that_refuses(tmp_path: Path, template: str, hint: str) -> None:
+    """As LLaVA's, which takes parts alone, and Hermes' for tools, which takes no rows without them."""
+    with pytest.raises(Refused, match="rejects these messages") as refused:
+        encoded(tmp_path, "qwen2", [ASKED, FOUR], template)
+    assert hint in refused.value.error["hint"]

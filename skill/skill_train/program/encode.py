@@ -13,7 +13,9 @@ from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import (
+    IN_ORDER,
     MARK,
+    TEMPLATE_FAILS,
     as_taken,
     left_out_answer,
     left_out_call,
@@ -416,7 +418,7 @@ class Encoder:
                 f"the model's chat template rejects these messages: {error}",
                 code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
-                hint="put the roles in the order that it expects: often system once, then user and assistant in turn",
+                hint=IN_ORDER if type(error) is jinja2.TemplateError else TEMPLATE_FAILS,  # the first: raise_exception
             ) from None
         finally:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))

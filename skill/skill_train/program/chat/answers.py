@@ -10,6 +10,11 @@ from typing import Any
 from skill_train.program.events import Refused
 from skill_train.program.examples import CALLS, THOUGHTS, Example, Message
 
+IN_ORDER = "put the roles in the order that it expects: often system once, then user and assistant in turn"
+TEMPLATE_FAILS = (
+    "the template itself fails on them: correct chat_template.jinja in the model's folder, or use a model whose "
+    "template takes messages of text as they are"
+)
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
