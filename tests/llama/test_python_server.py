@@ -75,6 +75,36 @@ def test_thirty_prompts_are_those_of_apply_chat_template(made: tuple[Path, Path]
     assert len(seen) == 30
 
 
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("message.content ~ ''", ""),
+        ("(message.content if '</think>' not in message.content else '')", ""),
+        ("NULL", None),
+    ],
+)
+def test_a_null_content_beside_calls_is_the_empty_text_of_rows(tmp_path: Path, text: str, sent: str | None) -> None:
+    """As OpenAI's clients send it. Llama 3's template wrote `None`, and Qwen3's was refused; DeepSeek-R1's writes calls
+    for null alone."""
+    template = serving.TOOLS.replace("(message.content or '')", text.replace("NULL", "(message.content or '')"))
+    if sent is None:
+        template = template.replace(
+            "in message.tool_calls or []", "in (message.tool_calls if message.content is none else [])"
+        )
+    folder, file = serving.with_template(gguf_maker.exported("llama-chatml"), tmp_path, template)
+    messages, tools = next(pair for pair in serving.conversations() if any("tool_calls" in each for each in pair[0]))
+    null = [message | {"content": None} if "tool_calls" in message else message for message in messages]
+    tokenizer = load_tokenizer(folder)
+    with served(job(file)) as running:
+        post(f"{running.url}/chat/completions", {"messages": null, "tools": tools, "max_tokens": 1}, dict)
+        ids = running.report().prompt_ids
+    fed = tokenizer.decode(ids)
+    assert "<tool_call>" in fed and "None" not in fed
+    if sent is not None:  # as rows have it
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert ids == tokenizer(text, add_special_tokens=False).input_ids
+
+
 def test_the_stock_server_orders_tools_in_its_own_way(made: tuple[Path, Path]) -> None:
     """Why messages and tools are taken as they were sent: a change of that in the server shows here."""
     tokenizer = load_tokenizer(made[0])

@@ -18,6 +18,7 @@ import json
 import socket
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,13 +175,30 @@ def _own_template(job: ServerJob, llama: Any) -> None:
 
     def written(**arguments: Any) -> Any:
         try:
-            response = formatter(**arguments)
+            response = _with_texts(formatter, arguments)
         except (LookupError, TypeError, ValueError, TemplateError) as error:
             raise _Refused(f"messages: the chat template does not take them: {error}") from None
         text = unicodedata.normalize("NFC", response.prompt) if job.composes else response.prompt
         return dataclasses.replace(response, prompt=text)
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(written)
+
+
+def _with_texts(formatter: Any, arguments: dict[str, Any]) -> Any:
+    """What a template writes of messages. Clients send calls with a content that is null, and rows are trained with an
+    empty text there: of null, templates write `None`, or fail. Some write calls for null alone, and get it."""
+    from jinja2 import TemplateError
+
+    sent = arguments["messages"]
+    null = [message.get("content") is None for message in sent]
+    texts = [each | {"content": ""} if is_null else each for each, is_null in zip(sent, null, strict=True)]
+    response = formatter(**arguments | {"messages": texts})
+    if any(null):
+        silent = [each | {"tool_calls": None} if is_null else each for each, is_null in zip(texts, null, strict=True)]
+        with suppress(LookupError, TypeError, ValueError, TemplateError):  # of a template that wants the calls
+            if formatter(**arguments | {"messages": silent}).prompt == response.prompt:
+                return formatter(**arguments)
+    return response
 
 
 class _Refused(ValueError):
