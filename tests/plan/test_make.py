@@ -211,6 +211,20 @@ def test_a_quantized_base_is_refused(method: str, four_bit: bool) -> None:
     assert method in caught.value.message
 
 
+@pytest.mark.parametrize("target", ["out_proj", "mixer.out_proj"])
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"])
+def test_a_target_that_peft_refuses_of_mamba_is_refused_before_the_training(model_type: str, target: str) -> None:
+    """It was a ValueError of PEFT, once the job ran. The list is PEFT's own, 0.21; Jamba is not on it, and trains."""
+    mamba = msgspec.structs.replace(MODEL, model_type=model_type)
+    with pytest.raises(UsageError, match="has no adapter for out_proj") as caught:
+        _plan(model=mamba, target_modules=["in_proj", target])
+    assert (caught.value.code, caught.value.got) == ("no_such_target", target)
+    assert _plan(model=mamba, target_modules=["in_proj"])["recipe"]["target_modules"] == ["in_proj"]
+    assert _plan(model=mamba, target_modules=[target], finetuning_type="full")["recipe"]["target_modules"] == []
+    jamba = msgspec.structs.replace(MODEL, model_type="jamba")
+    assert _plan(model=jamba, target_modules=[target])["recipe"]["target_modules"] == [target]
+
+
 def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:
     unknown = msgspec.structs.replace(MODEL, model_type="brandnew")
     with pytest.raises(UsageError) as caught:

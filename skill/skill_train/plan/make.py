@@ -29,7 +29,7 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
-from skill_train.plan.refusals import require_feedable, require_full_precision, require_positions
+from skill_train.plan.refusals import require_adaptable, require_feedable, require_full_precision, require_positions
 from skill_train.plan.where import decide
 from skill_train.program.plan import held_out_count
 from skill_train.recipe.fields import ALL_LINEAR, FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
@@ -67,6 +67,7 @@ def make_plan(
     dataset = for_model(facts.dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
     require_full_precision(recipe, model)
+    require_adaptable(recipe, model)
     require_positions(recipe, model, dataset)
     resolved = _resolve(recipe, model, dataset, reasons)
     workload = Workload(resolved, model, dataset)

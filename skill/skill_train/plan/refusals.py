@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.program.plan import POSITIONS_IN_TABLE
 from skill_train.recipe.fields import Recipe
 
+# peft 0.21: `mamba_model_types` of tuners/tuners_utils.py
+OF_MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
 
 
@@ -43,6 +45,24 @@ def require_full_precision(recipe: Recipe, model: ModelFacts) -> None:
             code="quantized_base",
             expected="the full-precision model that it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
+        )
+
+
+def require_adaptable(recipe: Recipe, model: ModelFacts) -> None:
+    """Refuses targets for which PEFT makes no adapter in models of Mamba, which would end the training with its error.
+
+    Raises:
+        UsageError: the recipe names such a target.
+    """
+    named = (recipe.target_modules or []) if recipe.finetuning_type == "lora" else []
+    target = next((name for name in named if name.rpartition(".")[2] == "out_proj"), None)
+    if target is not None and model.model_type in OF_MAMBA:
+        raise UsageError(
+            f"PEFT has no adapter for out_proj of models of the type {model.model_type}",
+            code="no_such_target",
+            expected="other linear layers, such as in_proj",
+            got=target,
+            hint=f"remove {quoted(target)} from target_modules in the recipe, or use target_modules: all-linear",
         )
 
 
