@@ -67,3 +67,15 @@ def test_the_same_name_on_the_command_line_keeps_what_the_recipe_says_of_it() ->
         "revision": "abc",
         "data": "rows.jsonl",
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters"), [("k_proj", 4096), ("self_attn.k_proj", 4096), ("layers.0.self_attn.q_proj", 3072)]
+)
+def test_the_adapter_of_a_target_with_its_place_is_counted(tmp_path: Path, target: str, parameters: int) -> None:
+    """By hand: r 16 on k (64 -> 64) of two layers, and on q (64 -> 128) of one: 16 x (in + out) each."""
+    tiny.write_rows(tmp_path / "rows.jsonl", 12)
+    recipe, plan = tmp_path / "recipe.yaml", tmp_path / "plan.json"
+    recipe.write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\ntarget_modules: [{target}]\n")
+    assert answered("plan", recipe, "--out", plan)[0] == 0
+    assert plan_record.read(plan).estimates.adapter_parameters == parameters

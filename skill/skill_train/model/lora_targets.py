@@ -117,7 +117,7 @@ def linear_sizes(shapes: Mapping[str, Sequence[int]], names: Iterable[str]) -> d
         if match is None or len(shape) != 2 or _OTHER_PARTS.search(name) or OF_EXPERTS.search(name):
             continue
         for target in names:
-            if f".{match['inside']}".endswith(f".{target}"):
+            if f".{name.removesuffix('.weight')}".endswith(f".{target}"):
                 count, inputs, outputs = sizes.get(target, (0, 0, 0))
                 sizes[target] = count + 1, inputs + shape[1], outputs + shape[0]
     return sizes
