@@ -29,6 +29,7 @@ QUOTING = ("join", "quote", "quoted")
 KNOWN: dict[str, set[str]] = {
     "cli": {"field"},
     "commands._planning": {"elsewhere", "first.hint", "larger"},
+    "commands._of_hub": {"named[0]"},
     "commands._job_snapshot": {"word"},
     "commands._command": {"command"},
     "commands._submit_answer": {"word.format(name)"},

@@ -44,7 +44,7 @@ STAYS: dict[str, tuple[Any, str]] = {
     "data": ("other.jsonl", "the lengths of the rows count, which are facts of the dataset"),
     "revision": ("1" * 40, "a name of the same facts"),
     "images": (False, "the rows of this test are text"),
-    "lora_parts": (["tower"], "read where rows have pictures: tests/model/test_tower.py"),
+    "lora_parts": (["language"], "others are read where rows have pictures: tests/model/test_tower.py"),
     "preprocess": ("model", "the tokens of pictures count, as facts of the dataset"),
     "min_pixels": (100, "the tokens of pictures count, as facts of the dataset"),
     "max_pixels": (1000, "the tokens of pictures count, as facts of the dataset"),

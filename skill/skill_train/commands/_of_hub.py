@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.recipe.fields import Recipe
 
 OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the field that names it
@@ -33,5 +33,5 @@ def require_on_hub(recipe: Recipe) -> None:
                 code="bad_recipe",
                 expected=f"{key}: OWNER/NAME of the Hub, or no {named[0]}",
                 got=f"{named[0]}: {getattr(recipe, named[0])[:200]}",
-                hint=f"remove {named[0]} from the recipe, or start from a folder without {place} to read the Hub's",
+                hint=f"remove {named[0]} from the recipe, or start from a folder without {quoted(place)} for the Hub's",
             )
