@@ -1320,7 +1320,7 @@ Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer, in the order of transformers 5.23
 CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
@@ -1808,7 +1808,6 @@ TEMPLATE_FAILS = (
     "template takes messages of text as they are"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
-THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
@@ -1911,7 +1910,7 @@ def thoughts_of(message: Message) -> list[str]:
 def with_names(message: Message) -> Any:
     """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
     llama-cpp-python does not. The example keeps it."""
-    said: Any = next((message.get(name) for name in THOUGHT_NAMES if message.get(name) is not None), None)
+    said: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
     return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 
@@ -2083,7 +2082,9 @@ TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
 )
-
+RESPONSE_TWICE = (
+    "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
+)
 ACROSS = (
     "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
     "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
@@ -2091,11 +2092,6 @@ ACROSS = (
 ACROSS_IN_CHAT = (
     "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
     "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
-)
-
-
-RESPONSE_TWICE = (
-    "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
 )
 
 

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of an answer, by the names that templates know
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer, in the order of transformers 5.23
 CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"

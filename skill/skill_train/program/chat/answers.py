@@ -16,7 +16,6 @@ TEMPLATE_FAILS = (
     "template takes messages of text as they are"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
-THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # the first that says something counts
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
@@ -119,7 +118,7 @@ def thoughts_of(message: Message) -> list[str]:
 def with_names(message: Message) -> Any:
     """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
     llama-cpp-python does not. The example keeps it."""
-    said: Any = next((message.get(name) for name in THOUGHT_NAMES if message.get(name) is not None), None)
+    said: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
     return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 

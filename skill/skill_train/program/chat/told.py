@@ -77,7 +77,9 @@ TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
 )
-
+RESPONSE_TWICE = (
+    "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
+)
 ACROSS = (
     "have one token for the end of the prompt and the start of the answer (the first: {}): a prompt that is asked "
     "alone gets other tokens than it was trained with. End the prompt without a space, and begin the answer with it"
@@ -85,11 +87,6 @@ ACROSS = (
 ACROSS_IN_CHAT = (
     "have one token for the end of the prompt that the chat template writes and the start of an answer (the first: "
     "{}): in use the prompt has other tokens. Begin answers without a newline, and with a thought where it opens one"
-)
-
-
-RESPONSE_TWICE = (
-    "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
 )
 
 
