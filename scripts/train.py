@@ -1190,7 +1190,7 @@ def second_try_message(plan: Plan) -> str:
     return f"{reason['because']}; once more, with {reason['value']}"
 
 
-# --- chat/chosen ---
+# --- chat/choices ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
 # Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
@@ -1214,15 +1214,15 @@ def is_left_out(message: Any) -> bool:
     if is_answer and message.get("channel") == "analysis":
         raise cannot(message, ["channel"], "marks thoughts, which would be trained as an answer")
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
-    said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
-    if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
+    choices = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
+    if odd := [name for name, value in choices.items() if value not in YES_OR_NO]:
         raise cannot(message, odd, "is neither 0 nor 1")
-    trained = [name for name, value in said.items() if YES_OR_NO[value] != (name == "masked")]
+    trained = [name for name, value in choices.items() if YES_OR_NO[value] != (name == "masked")]
     if trained and not is_answer:
         raise cannot(message, trained, "of another role than assistant trains")
-    if trained and len(trained) < len(said):
-        raise cannot(message, list(said), "contradict each other")
-    left_out = bool(said) and not trained
+    if trained and len(trained) < len(choices):
+        raise cannot(message, list(choices), "contradict each other")
+    left_out = bool(choices) and not trained
     if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
         raise cannot(message, spans, "chooses parts of an answer")
     return left_out and is_answer
@@ -1235,8 +1235,8 @@ def marks(name: str, row: Any) -> list[bool]:
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
         return [False] if words in [["false"], *([["0"], ["0.0"]] if kto else [])] else []
-    said = [YES_OR_NO.get(word) for word in words]
-    return [] if None in said else [each != (name == "masked") for each in said]
+    values = [YES_OR_NO.get(word) for word in words]
+    return [] if None in values else [each != (name == "masked") for each in values]
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
@@ -1244,9 +1244,9 @@ def all_left_out(messages: list[Any]) -> Refused | None:
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None
-    said = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
+    choice = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
     return Refused(
-        f"every answer of a row is left out by its author ({said[:60]}), so {NOTHING_LEFT}",
+        f"every answer of a row is left out by its author ({choice[:60]}), so {NOTHING_LEFT}",
         code="bad_row",
         expected="an answer that trains",
         got=repr(answers[-1])[:80],
@@ -1254,9 +1254,9 @@ def all_left_out(messages: list[Any]) -> Refused | None:
 
 
 def cannot(message: Any, keys: list[str], why: str) -> Refused:
-    said = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
+    choices = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
     return Refused(
-        f"{said} of a message {why}",
+        f"{choices} of a message {why}",
         code="bad_row",
         expected="0 or 1, true or false, for a whole answer",
         got=repr(message)[:80],
@@ -1280,17 +1280,17 @@ def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
     """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
     count, nor which of both has the system message."""
-    (first, asked), (other, said) = without_system(prompt), without_system(completion)
-    whole, begun = [*(other and first), *asked], [*(first and other), *said[: len(asked)]]
+    (first, asked), (other, answered) = without_system(prompt), without_system(completion)
+    whole, begun = [*(other and first), *asked], [*(first and other), *answered[: len(asked)]]
     asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
     if asks and list(map(compared, whole)) == list(map(compared, begun)):
-        return [*(first or other), *asked], said[len(asked) :]
-    if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
+        return [*(first or other), *asked], answered[len(asked) :]
+    if asked and "assistant" in map(role_of, answered) and role_of(asked[-1]) == role_of(answered[0]) == "user":
         raise Refused(
             "the completion begins with another question than its prompt, so one of them would be read twice",
             code="bad_row",
             expected="the answer alone, or behind the same prompt",
-            got=repr(said[0])[:80],
+            got=repr(answered[0])[:80],
             hint="take the question out of the completion; a text of messages as an answer needs a word before it",
         )
     return prompt, completion
@@ -1308,8 +1308,8 @@ def role_of(message: Any) -> Any:
 def compared(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    said = {key: value for key, value in message.items() if value is not None}
-    return said | {"content": str(said.get("content", "")).strip()}
+    present = {key: value for key, value in message.items() if value is not None}
+    return present | {"content": str(present.get("content", "")).strip()}
 
 
 # --- examples ---
@@ -1415,7 +1415,7 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
-    if says(value("input")) or value("input") == 0:
+    if is_filled(value("input")) or value("input") == 0:
         user += "\n\n" + text_of(value("input"), "input")
     answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
@@ -1431,7 +1431,7 @@ SHAREGPT_ROLES = {
 }  # fmt: skip
 
 
-def says(value: Any) -> bool:
+def is_filled(value: Any) -> bool:
     """Whether an optional column of a row holds anything but blanks."""
     return bool(value.strip() if isinstance(value, str) else value)
 
@@ -1442,7 +1442,7 @@ def with_system(messages: Any, text: Any) -> Any:
     if not isinstance(messages, list):
         return messages
     messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
-    if not says(text):
+    if not is_filled(text):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
     return messages if messages[:1] == [system] else [system, *messages]
@@ -1451,7 +1451,7 @@ def with_system(messages: Any, text: Any) -> Any:
 def is_silent(role: Any, message: Row) -> bool:
     """Whether a message is the system's and says nothing, neither in its text nor beside it."""
     others = (value for name, value in message.items() if name not in ("role", "from"))
-    return role in ("system", "developer") and not any(map(says, others))
+    return role in ("system", "developer") and not any(map(is_filled, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -1658,14 +1658,14 @@ def checked_call(call: Any) -> Any:
         return call
     if isinstance(call.get("function"), dict):
         return call | {"function": checked_call(call["function"])}
-    given = call.get("arguments")
-    if given is None or (isinstance(given, str) and not given.strip()):
+    arguments = call.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         other = next((name for name, value in call.items() if str(value).lstrip()[:1] in ("{", "[")), None)
         if other is not None:
             raise bad_row(f"a call has no arguments, but {other!r}", "arguments", repr(call))
         return call | {"arguments": {}}
-    if not isinstance(json_value(given, ARGUMENTS) if isinstance(given, str) else given, dict):
-        raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(given))
+    if not isinstance(json_value(arguments, ARGUMENTS) if isinstance(arguments, str) else arguments, dict):
+        raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(arguments))
     return call
 
 
@@ -1838,8 +1838,8 @@ def with_arguments(messages: list[Message], changed: Callable[[Any], Any]) -> li
             return call
         return call | {name: of_call(call[name]) if name == "function" else changed(call[name])}
 
-    made: Any = [dict(message) for message in messages]
-    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in made]
+    copies: Any = [dict(message) for message in messages]
+    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in copies]
 
 
 def text_of_json(value: Any) -> str:
@@ -1910,8 +1910,8 @@ def thoughts_of(message: Message) -> list[str]:
 def with_names(message: Message) -> Any:
     """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
     llama-cpp-python does not. The example keeps it."""
-    said: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
-    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+    thoughts: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def marked_texts(text: str) -> list[str]:
@@ -1960,9 +1960,9 @@ def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
     OLMo's; each with a call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
-            fewer: Message = message | {"tool_calls": kept}
-            yield fewer, calls[len(kept)]
+        for first in ([], calls[:-1]) if len(calls) > 1 else ([],):
+            fewer: Message = message | {"tool_calls": first}
+            yield fewer, calls[len(first)]
     for key in CALLS[1:]:
         if (call := message.get(key)) not in (None, "", []):
             without: Any = {name: value for name, value in message.items() if name != key}
@@ -2012,7 +2012,7 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
         yield TYPED_AT_END, ended[0]
 
 
-# --- chat/told ---
+# --- chat/row_notes ---
 # What is told of rows by their number: what is trained as it stands, though its author hardly meant it so.
 
 # Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
@@ -2095,58 +2095,60 @@ ACROSS_IN_CHAT = (
 )
 
 
-class ToldRows:
+class RowNotes:
     """The rows of which something is told: for each note the places."""
 
     def __init__(self, *notes: str) -> None:
         """`notes` are told in this order, others as they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.looked = 0  # at so many rows
+        self.rows = 0  # that were looked at
 
-    def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+    def add(self, line: int, found: Iterable[tuple[str, str]]) -> None:
         """`found`: notes about a row, and what stands there."""
-        self.looked += 1
+        self.rows += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
         rare = {note for note, places in self.places.items() if len(places) < count * MOSTLY.get(note, 0)}
-        told = {note: places for note, places in self.places.items() if places and note not in rare}
-        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
+        places_of = {note: places for note, places in self.places.items() if places and note not in rare}
+        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in places_of.items()]
 
 
-def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
+def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
     """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
     are the model's tokens, of which `typed` tells."""
     unread = row.keys() - columns.values()
-    marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
+    marked = min((name for name in unread if (values := marks(name, row)) and not any(values)), default=None)
     if marked is not None:
         yield LEFT_OUT_ROW, f", {marked}: {str(row[marked])[:40]}"
-    messages: list[Any] = made.get("messages", [])
+    messages: list[Any] = encoded.get("messages", [])
     if unknown := [message["role"] for message in messages if message["role"] not in ROLES]:
         yield UNKNOWN_ROLE, f", {unknown[0][:40]!r}"
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
     column = row.get(columns.get("question", columns.get("instruction", "")))
-    yield from of_texts([text for text in beside if isinstance(text, str)], [column, *map(made.get, ALONE)], messages)
+    yield from of_texts(
+        [text for text in beside if isinstance(text, str)], [column, *map(encoded.get, ALONE)], messages
+    )
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
     # A message may be about a mark, so there it begins with one.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
             yield note, f", {foreign[0]!r}"
-    if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
+    if as_python := [text for text in (*answers, encoded.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
     if floats := [text for text in answers if FLOAT.fullmatch(text)]:
         yield FLOAT_ANSWERS, f", {floats[0]}"
-    if made.get("rendered"):
-        yield from islice(unread_keys(messages, made["rendered"]), 1)
-        yield from [(RESPONSE_TWICE, "")] * bool(TAGS_TWICE.search(made["rendered"]))
+    if encoded.get("rendered"):
+        yield from islice(unread_keys(messages, encoded["rendered"]), 1)
+        yield from [(RESPONSE_TWICE, "")] * bool(TAGS_TWICE.search(encoded["rendered"]))
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
-    names = names_of_tools(made.get("tools"))
+    names = names_of_tools(encoded.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
@@ -2154,10 +2156,10 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
 
 def of_texts(beside: list[str], others: list[Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
     """`beside`: an input and a system message; `others`: what else is read. What a tool answered is its own."""
-    said = [message for message in messages if message["role"] not in TOOLS]
-    texts = [text for text in (*others, *(message["content"] for message in said)) if isinstance(text, str)]
+    spoken = [message for message in messages if message["role"] not in TOOLS]
+    texts = [text for text in (*others, *(message["content"] for message in spoken)) if isinstance(text, str)]
     nothing = [text for text in beside if NOTHING.fullmatch(text.strip())]
-    answers = [message["content"] for message in said if message["role"] == "assistant"]
+    answers = [message["content"] for message in spoken if message["role"] == "assistant"]
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     nothing += [text for text in texts if BROKEN_CELL.fullmatch(text.strip())]
     if nothing:
@@ -2176,7 +2178,9 @@ def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]
 
 def names_of_tools(tools: Any) -> list[str]:
     functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
-    return [function["name"] for function in functions if isinstance(function, dict) and says(function.get("name"))]
+    return [
+        function["name"] for function in functions if isinstance(function, dict) and is_filled(function.get("name"))
+    ]
 
 
 def is_described(names: list[str], text: str) -> bool:
@@ -2729,7 +2733,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
 
 
-# --- pictures/beside ---
+# --- pictures/locations ---
 # Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
 #
 # A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
@@ -3237,7 +3241,7 @@ def bad_picture(
     return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)
 
 
-# --- pictures/find ---
+# --- pictures/in_rows ---
 # Where a row has its pictures, and where they stand in its texts.
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -4269,8 +4273,8 @@ Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the fir
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
     a semicolon where the comma is for decimals. Of several, the first that most `lines` have as often."""
-    if (said := SIGN_SAID.fullmatch(first_line)) is not None:
-        return said["sign"]
+    if (sign_line := SIGN_SAID.fullmatch(first_line)) is not None:
+        return sign_line["sign"]
     header = QUOTED.sub("", first_line)
     signs = "\t" if suffix == ".tsv" else [sign for sign in ",;\t|" if sign in header] or ","
     rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)] if len(signs) > 1 else []
@@ -4862,7 +4866,7 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
         yield from with_files(iter_slice(iter_file(path), split), file)
 
 
-# --- start/given ---
+# --- start/inputs ---
 # The start of the training: the fields of its plan, its inputs, and the device that it names.
 
 PLAN_SCHEMA = "skill-train/plan/1"
@@ -5642,7 +5646,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
+        self.typed, self.row_notes = RowNotes(TYPED_INSIDE, TYPED_AT_END), RowNotes()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
@@ -5654,19 +5658,19 @@ class Encoder:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.noted, *self.typed.notes(self.count), *self.told.notes(self.count)]
+        return [*self.noted, *self.typed.notes(self.count), *self.row_notes.notes(self.count)]
 
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
-            made = self.encoded(index, line, row)
-            seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            note = ACROSS_IN_CHAT if made["kind"] == "chat" else ACROSS
+            encoded = self.encoded(index, line, row)
+            seen = encoded | {"tools": None} if NO_TOOLS in self.noted else encoded
+            note = ACROSS_IN_CHAT if encoded["kind"] == "chat" else ACROSS
             across = [(note, f", {self.across!r}")] if self.across else []
-            self.told.look(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
-            if made["kind"] == "chat" and self.control is not None:
-                self.typed.look(line, typed_tokens(made["messages"], self.control))
-            return made
+            self.row_notes.add(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
+            if encoded["kind"] == "chat" and self.control is not None:
+                self.typed.add(line, typed_tokens(encoded["messages"], self.control))
+            return encoded
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
             refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
@@ -5682,7 +5686,7 @@ class Encoder:
         example = to_example(row, self.recipe["format"], columns)
         if images:
             require_places(example, len(images))
-        if example["kind"] != "chat" and says(row.get(columns.get("system", ""))):
+        if example["kind"] != "chat" and is_filled(row.get(columns.get("system", ""))):
             self.note(SYSTEM_UNREAD)
         self.asked = [example["kind"] != "chat"]
         rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
@@ -7482,7 +7486,7 @@ class Checks:
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
 
-# --- cloud/kept ---
+# --- cloud/file_names ---
 # The names of what a job leaves in its bucket and in the repository, for those who look there.
 
 MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
@@ -7943,8 +7947,8 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    told = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", told) if int(n) != -signal.SIGTERM]
+    output = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", output) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
     failure = ended(killed[0] if killed and code > 0 else code, child).failure

@@ -167,7 +167,7 @@ def _model_folder(configuration: Configuration, models: Path) -> Path:
 def measure(configuration: Configuration, model: Path) -> dict[str, Any]:
     """Trains a few steps and returns one line of the table."""
     from skill_train.program import trainer as program
-    from skill_train.program.start.given import prepare_environment
+    from skill_train.program.start.inputs import prepare_environment
     from skill_train.program.watch import Watch
 
     with tempfile.TemporaryDirectory(prefix="skill-train-bench-") as name:

@@ -26,7 +26,7 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
 from skill_train.cloud import stage_data
 from skill_train.hub import jobs
-from skill_train.program.cloud.kept import PROOF
+from skill_train.program.cloud.file_names import PROOF
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import plan_record
 from skill_train.run.cloud_record import CloudData
@@ -78,7 +78,7 @@ def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: 
 
 def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     """Afterwards a merge finds it trained: every digest of train.json holds."""
-    from skill_train.run.begun import trained
+    from skill_train.run.earlier_start import trained
 
     result = cloud_runs.result(**{"images/0a1b.png": b"a held-out picture"})
     files = result | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)

@@ -19,7 +19,7 @@ from skill_train.core.errors import AccessError, NotInstalled, SkillTrainError, 
 from skill_train.core.resources import node_program
 from skill_train.hub import flavors
 from skill_train.machine.training_program import train_program
-from skill_train.program.start.given import check_batch
+from skill_train.program.start.inputs import check_batch
 from skill_train.run import plan_record
 from skill_train.run.plan_record import Plan
 

@@ -33,9 +33,9 @@ from skill_train.plan.make import make_plan
 from skill_train.plan.placement import Choices
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import picture_digest
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.in_rows import lift_pictures
 from skill_train.program.rows import iter_rows, picture_folder
-from skill_train.program.start.given import use_data
+from skill_train.program.start.inputs import use_data
 from skill_train.recipe.fields import from_dict
 from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts, Plan

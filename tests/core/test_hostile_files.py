@@ -39,7 +39,7 @@ from skill_train.publish.files import files_of
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.recipe import fields as recipe
 from skill_train.report import step as report
-from skill_train.run import begun, plan_record, records, verify_record
+from skill_train.run import earlier_start, plan_record, records, verify_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import dependencies
@@ -135,7 +135,7 @@ def test_a_file_of_another_size_than_its_record_says_is_not_read(tmp_path: Path)
     with open(run / "adapter" / "adapter_model.safetensors", "r+b") as file:
         file.truncate(10**12)
     with hostile.limits(5):
-        assert refused(begun.trained, RunDir(run)).code == "output_changed"
+        assert refused(earlier_start.trained, RunDir(run)).code == "output_changed"
 
 
 @pytest.mark.parametrize(

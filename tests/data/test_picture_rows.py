@@ -28,7 +28,7 @@ from skill_train.facts import FirstPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import picture_digest
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.in_rows import lift_pictures
 from skill_train.program.rows import data_fingerprint, iter_rows, picture_folder
 from skill_train.recipe.fields import Recipe, from_dict
 

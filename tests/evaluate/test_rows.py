@@ -19,7 +19,7 @@ from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figur
 from skill_train.evaluate.step import blind, end_of, questions
 from skill_train.model.folder import read_config
 from skill_train.reference.load import context_length
-from skill_train.run.begun import require_rows
+from skill_train.run.earlier_start import require_rows
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, EvaluationInputs, EvaluationOptions, spread
 
 NO = -100

@@ -12,7 +12,7 @@ from machines import recorded_machine
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.targets import machine_target
 from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.llama.speed.remembered import known_reading, read_bytes, remember
+from skill_train.llama.speed.cached import known_reading, read_bytes, remember
 
 CPU = recorded_machine("bare_cpu")
 

@@ -108,7 +108,7 @@ def test_list_and_text_are_those_of_the_converter() -> None:
         pytest.skip(f"the cached converter is {found.version}")
     code = (found.folder / "conversion" / "base.py").read_text(encoding="utf-8")
     digits = llama_vocabulary.DIGITS
-    assert {each[:digits] for each in re.findall(r'chkhsh == "([0-9a-f]{64})"', code)} == llama_vocabulary.KNOWN
+    assert {each[:digits] for each in re.findall(r'chkhsh == "([0-9a-f]{64})"', code)} == llama_vocabulary.CHECKSUMS
     text = re.search(r"chktxt = ('.*')", code)
     assert text is not None
     assert ast.literal_eval(text[1]) == llama_vocabulary.TEXT

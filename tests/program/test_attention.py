@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.program.start import given as program
+from skill_train.program.start import inputs as program
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from skill_train.program.cloud.job import Keeper, child_command, fetch_result, k
 from skill_train.program.cloud.push import model_card, on_hub, shown_recipe
 from skill_train.program.events import Refused
 from skill_train.program.folders.checkpoints import is_complete
-from skill_train.program.start.given import use_data
+from skill_train.program.start.inputs import use_data
 from skill_train.program.trainer import reporter
 from skill_train.recipe import fields as recipe
 

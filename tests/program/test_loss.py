@@ -15,7 +15,7 @@ from skill_train.program.checks import Checks
 from skill_train.program.main import load_data
 from skill_train.program.model import log_probs_function, score_trained_tokens_only
 from skill_train.program.split import feeding_order
-from skill_train.program.start.given import load_plan
+from skill_train.program.start.inputs import load_plan
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import build_trainer
 from skill_train.program.watch import Watch

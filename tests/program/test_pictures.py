@@ -20,7 +20,7 @@ from picture_bytes import encoded, header
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size, read_picture
-from skill_train.program.pictures.find import PICTURE, lift_pictures, picture_parts, source_of_part
+from skill_train.program.pictures.in_rows import PICTURE, lift_pictures, picture_parts, source_of_part
 from skill_train.program.pictures.tokens import Pictures
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)

@@ -25,7 +25,7 @@ from skill_train.program.checks import Checks
 from skill_train.program.events import Refused, explanation
 from skill_train.program.plan import Placement, held_out_count
 from skill_train.program.split import chosen_groups, feeding_order, held_out_rows, joined, longest_first
-from skill_train.program.start.given import json_types, load_plan, prepare_environment
+from skill_train.program.start.inputs import json_types, load_plan, prepare_environment
 from skill_train.program.trainer import replace_folder, settle_order
 from skill_train.program.watch import Watch
 from skill_train.recipe.fields import NOT_HASHED, Recipe, from_dict

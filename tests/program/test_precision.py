@@ -21,7 +21,7 @@ from skill_train.program.folders.checkpoints import numbered
 from skill_train.program.main import load_data, main
 from skill_train.program.model import load_model, require_float32
 from skill_train.program.plan import without_launchers
-from skill_train.program.start.given import load_plan
+from skill_train.program.start.inputs import load_plan
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import build_trainer
 from skill_train.program.watch import Watch

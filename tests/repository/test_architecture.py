@@ -120,6 +120,9 @@ ERRORS = {
 }  # fmt: skip
 
 
+VAGUE = {"given", "kept", "known", "look", "looks", "made", "said", "says", "subject", "told"}
+
+
 @dataclass
 class Import:
     name: str  # skill_train.core.errors, torch.nn
@@ -159,6 +162,12 @@ class Module:
     @cached_property
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.tree))
+
+    @cached_property
+    def fields(self) -> set[ast.AST]:
+        """The names of the fields of classes."""
+        bodies = [node.body for node in self.nodes if isinstance(node, ast.ClassDef)]
+        return {each.target for body in bodies for each in body if isinstance(each, ast.AnnAssign)}
 
     @cached_property
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -270,7 +279,21 @@ def leaves_the_user_alone(module: Module) -> list[str]:
     return [f"{module.name}:{node.lineno} has no hint" for node, names in named if not {"hint", None} & names]
 
 
+def vague_names(module: Module) -> list[str]:
+    """A name says what it holds in another file too. Fields of records stay, because they are keys of answers."""
+    named = [(0, module.name.split(".")[-1])]
+    for node in module.nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            named.append((node.lineno, node.name))
+        elif isinstance(node, ast.arg):
+            named.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in module.fields:
+            named.append((node.lineno, node.id))
+    return [f"{module.name}:{line} {name} is vague" for line, name in named if name.strip("_").lower() in VAGUE]
+
+
 RULES = (
+    vague_names,
     leaves_the_user_alone,
     heavy_at_the_top,
     foreign_owner,
@@ -303,6 +326,12 @@ def test_the_package_keeps_the_rule(rule) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "source"),
     [
+        (vague_names, "program.chat.told", ""),
+        (vague_names, "merge.step", "class Subject: ..."),
+        (vague_names, "merge.step", "def _look(): ..."),
+        (vague_names, "merge.step", "def f(kept): ..."),
+        (vague_names, "merge.step", "KNOWN = 1"),
+        (vague_names, "merge.step", "class A:\n    def f(self):\n        for made in (): ..."),
         (leaves_the_user_alone, "merge.step", 'raise UsageError("no", code="bad")'),
         (leaves_the_user_alone, "merge.step", 'raise Temporary("no", code="bad", expected="x", got="y")'),
         (heavy_at_the_top, "merge.step", "import torch"),
@@ -358,6 +387,7 @@ def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
         ("commands.local", "import click"),
         ("cli", "def f():\n    from skill_train.commands import local\nimport click"),
         ("core.console", "print('x')"),
+        ("merge.step", "class A:\n    kept: int\n\ndef known_rows(): ..."),
         ("program.events", "import os, subprocess\nprint(os.cpu_count())"),
     ],
 )

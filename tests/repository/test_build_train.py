@@ -40,7 +40,7 @@ def test_the_program_defines_no_name_twice() -> None:
     ("part", "line", "said"),
     [
         ("rows.py", "def event() -> None: ...", r"event \(events.py, line \d+; rows.py, line \d+\)"),
-        ("rows.py", "MARKER = 1", r"MARKER \(cloud/kept.py, line \d+; rows.py, line \d+\)"),
+        ("rows.py", "MARKER = 1", r"MARKER \(cloud/file_names.py, line \d+; rows.py, line \d+\)"),
         ("rows.py", "first, shutil = 1, 2", r"shutil \(import of shutil; rows.py, line \d+\)"),
         ("rows.py", "def of() -> None: ...\ndef of() -> None: ...", r"of \(rows.py, line \d+; rows.py, line \d+\)"),
         ("rows.py", "from skill_train.program import events", "rows.py, line"),

@@ -29,7 +29,7 @@ from skill_train.model import adapter, sidecar_files, weight_files
 from skill_train.model import folder as model
 from skill_train.plan import file as plan_file
 from skill_train.program.events import Refused
-from skill_train.program.start.given import load_plan
+from skill_train.program.start.inputs import load_plan
 from skill_train.recipe import fields as recipe
 
 Target = Callable[[bytes, Path], object]

@@ -47,9 +47,9 @@ from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.plan import file as plan_file
 from skill_train.program.model_files import check_model, read_foreign
 from skill_train.program.rows import iter_rows
-from skill_train.program.start.given import check_base, load_plan
+from skill_train.program.start.inputs import check_base, load_plan
 from skill_train.recipe import fields as recipe
-from skill_train.run import begun, cloud_record, plan_record, records, train_record
+from skill_train.run import cloud_record, earlier_start, plan_record, records, train_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.train import measured_speed as calibration
@@ -520,8 +520,8 @@ def _read_record(path: Path) -> None:
 
 
 def _begun(run: Path) -> None:
-    begun.has_begun(RunDir(run)) and begun.trained(RunDir(run))
-    begun.already_there(RunDir(run), plan_record.from_dict(_plan(""), Path("plan.json")), resume=True)
+    earlier_start.has_begun(RunDir(run)) and earlier_start.trained(RunDir(run))
+    earlier_start.already_there(RunDir(run), plan_record.from_dict(_plan(""), Path("plan.json")), resume=True)
 
 
 def _cache(folder: Path) -> None:

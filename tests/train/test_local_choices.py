@@ -21,7 +21,7 @@ from skill_train.core.console import Console
 from skill_train.core.digests import digests
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
-from skill_train.run import begun, plan_record, records
+from skill_train.run import earlier_start, plan_record, records
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Blocker, Launch, Reason
 from skill_train.train import local
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_a_finished_run_is_found(run: RunDir) -> None:
-    assert begun.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
+    assert earlier_start.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
     file = run.adapter / "adapter_model.safetensors"
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        begun.trained(run)
+        earlier_start.trained(run)
     assert caught.value.code == "output_changed"
     assert caught.value.got == there
 

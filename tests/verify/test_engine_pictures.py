@@ -22,7 +22,7 @@ from skill_train.llama.pictures.compare import MARKER, Pair, Picture, PictureAns
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import read_picture
-from skill_train.program.pictures.find import picture_parts
+from skill_train.program.pictures.in_rows import picture_parts
 from skill_train.program.pictures.tokens import ImageModel, Pictures, PixelLimits, write_limits
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers

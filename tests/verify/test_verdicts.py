@@ -41,8 +41,8 @@ from skill_train.verify.check_logits import check_logits, check_tuned, with_unre
 from skill_train.verify.check_template import check_chat_template
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.metadata.expected import stated
 from skill_train.verify.metadata.rope import table_faults
-from skill_train.verify.metadata.stated import stated
 from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.pictures.same_pixels import Distances, _judged, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer

@@ -26,7 +26,7 @@ from skill_train.facts import JsonObject
 from skill_train.hub import jobs, repositories
 from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
-from skill_train.program.cloud.kept import MARKER as MARKER
+from skill_train.program.cloud.file_names import MARKER as MARKER
 from skill_train.program.events import json_object
 from skill_train.run.cloud_record import CloudData, CloudRecord
 from skill_train.run.records import convert

@@ -23,7 +23,7 @@ from skill_train.hub.jobs import Job
 from skill_train.run import records
 from skill_train.run.cloud_record import CloudRecord
 
-LOOKS = 5  # times that we list the bucket to find our own claim, because a listing may lag behind
+LISTINGS = 5  # times that we list the bucket to find our own claim, because a listing may lag behind
 _NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}")
 
 
@@ -129,7 +129,7 @@ def _listed(path: str, record: CloudRecord) -> tuple[Claim | None, list[Claim]]:
     Raises:
         Temporary: our own claim is not listed.
     """
-    for _ in range(LOOKS):
+    for _ in range(LISTINGS):
         files = patiently(lambda: jobs.list_files(jobs.bucket_of(record.namespace), _folder(record)))
         claims = [claim for file in files if (claim := _read(file)) is not None]
         ours = next((claim for claim in claims if claim.path == path), None)

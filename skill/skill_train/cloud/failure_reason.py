@@ -332,8 +332,8 @@ def _log_story(lines: Sequence[str]) -> Story | None:
 def _unknown(ending: Ending) -> Story:
     code = exit_code(ending.message)
     words = [line.rstrip() for line in reversed(ending.lines) if not line.startswith('{"event"')]
-    told = [line for line in words if re.match(r"\S", line) and not re.search(r"\w*Warning: ", line)]
-    last = next((line for line in told if re.match(r"[\w.]*(?:Error|Exception)(?::|$)", line)), (told or [""])[0])
+    errors = [line for line in words if re.match(r"\S", line) and not re.search(r"\w*Warning: ", line)]
+    last = next((line for line in errors if re.match(r"[\w.]*(?:Error|Exception)(?::|$)", line)), (errors or [""])[0])
     outcome = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
     message = f"{outcome}: {last[:200]}" if last else outcome
     return Story(code="job_failed", message=message, help="read its log", got=ending.message or "")

@@ -238,8 +238,8 @@ def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
     """The record as the labels of the jobs describe it."""
     now = patiently(lambda: jobs.inspect(namespace, job_id))
     run_id, plan_hash = now.labels.get("run", ""), now.labels.get("plan", "")
-    known = re.fullmatch("[0-9a-f]{12}", run_id) and re.fullmatch("[0-9a-f]{16}", plan_hash)
-    if "skill-train" not in now.labels or not known:
+    has_our_labels = re.fullmatch("[0-9a-f]{12}", run_id) and re.fullmatch("[0-9a-f]{16}", plan_hash)
+    if "skill-train" not in now.labels or not has_our_labels:
         raise UsageError(
             f"job {name} was not started by skill-train",
             code="unknown_job",

@@ -15,7 +15,7 @@ from skill_train.hub.account import Account
 from skill_train.hub.client import ask, patiently
 from skill_train.hub.errors import HubResource, not_signed_in, sign_in
 from skill_train.hub.repositories import Repository
-from skill_train.program.cloud.kept import PROOF, result_names
+from skill_train.program.cloud.file_names import PROOF, result_names
 from skill_train.run.plan_record import Plan
 
 _TOKENS = "https://huggingface.co/settings/tokens"

@@ -22,7 +22,7 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.hub import jobs
-from skill_train.program.cloud.kept import without_rows
+from skill_train.program.cloud.file_names import without_rows
 from skill_train.run import records, train_record
 from skill_train.run.folder import RunDir, in_words, require_space
 from skill_train.run.lock import locked

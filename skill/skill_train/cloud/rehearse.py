@@ -20,10 +20,10 @@ from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_c
 from skill_train.core.files import scratch_folder
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
-from skill_train.program.cloud.kept import MARKER
+from skill_train.program.cloud.file_names import MARKER
 from skill_train.run import plan_record, records, train_record
 from skill_train.run.folder import versions
-from skill_train.run.job_spec import KEPT, JobSpec, command, packages
+from skill_train.run.job_spec import MOUNT_PATH, JobSpec, command, packages
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import TrainRecord
 
@@ -70,19 +70,19 @@ def rehearse(
     """
     with scratch_folder() as temporary:
         root = temporary
-        mount = root / KEPT.strip("/")
+        mount = root / MOUNT_PATH.strip("/")
         mount.mkdir()
         shutil.copyfile(spec.program, mount / spec.program.name)
         plan_record.write(mount / spec.plan.name, plan)
         started = time.monotonic()
         if staged is None:
-            _run(spec, {KEPT: mount}, root, say)
+            _run(spec, {MOUNT_PATH: mount}, root, say)
         else:
             with stage_data.folder_of(staged, links=False) as folder:
-                _run(spec, {KEPT: mount, spec.mounts[0].mount_path: folder}, root, say)
+                _run(spec, {MOUNT_PATH: mount, spec.mounts[0].mount_path: folder}, root, say)
         seconds = round(time.monotonic() - started, 1)
-        kept, checkpoints = _stored(mount)
-        figures: Rehearsal = {"steps": STEPS, "seconds": seconds, "kept_files": kept, "checkpoints": checkpoints}
+        files, checkpoints = _stored(mount)
+        figures: Rehearsal = {"steps": STEPS, "seconds": seconds, "kept_files": files, "checkpoints": checkpoints}
         return figures, train_record.read(mount / "train.json")
 
 
@@ -107,7 +107,10 @@ def differences(plan: Plan, local_plan: Plan) -> list[str]:
 def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str], None]) -> None:
     """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
-    words = [sys.executable, *(_local_path(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
+    words = [
+        sys.executable,
+        *(_local_path(word, mounts) for word in line[line.index(f"{MOUNT_PATH}/{spec.program.name}") :]),
+    ]
     error_log = root / "stderr"
     failure: ProgramFailed | None = None
     with open(error_log, "wb") as errors:

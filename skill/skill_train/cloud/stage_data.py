@@ -24,7 +24,7 @@ from skill_train.core.secret_scan import secret_in
 from skill_train.data.problems import holds_personal
 from skill_train.data.row_pictures import name_below, picture_files
 from skill_train.hub import account
-from skill_train.program.pictures.beside import picture_table
+from skill_train.program.pictures.locations import picture_table
 from skill_train.program.rows import RowsRecipe, data_fingerprint
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Plan

@@ -15,7 +15,7 @@ from skill_train.core.errors import quoted
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir
 
 _BASE_TYPE = "q8_0"  # of the base's file in `next`
@@ -43,12 +43,12 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     put_aside(console, request.file, record)
     with console.progress("converting the adapter") as progress:
         exported = export_lora(request, progress=progress, warn=console.warn)
-    made = exported.record
-    files = listed(made.outputs, run.path)
+    record_of_adapter = exported.record
+    files = listed(record_of_adapter.outputs, run.path)
     data = {
         "files": files,
-        "figures": made.figures or {},
-        "reasons": msgspec.to_builtins(made.reasons or []),
+        "figures": record_of_adapter.figures or {},
+        "reasons": msgspec.to_builtins(record_of_adapter.reasons or []),
         "reused": exported.reused,
     }
     adapter = Path(files[0]["path"])

@@ -12,7 +12,7 @@ from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.model.folder import fingerprint
 from skill_train.program.pictures.tokens import PixelLimits
 from skill_train.run import merge_record, plan_record
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.merge_record import MergeRecord, MergeSettings

@@ -16,7 +16,7 @@ from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.gguf.quant_types import plain_type
 from skill_train.run import export_record, merge_record, plan_record, train_record, verify_record
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.records import timestamp
 from skill_train.run.train_record import is_asked_bare, trained_system
@@ -133,10 +133,10 @@ def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:
     """Warns of files of a run that are not the ones that were exported."""
     names = [file.name for file in files]
     for record in filter(Path.is_file, map(run.record, ("convert", "quantize", "mmproj"))):
-        made = export_record.read(record)
-        for name, digest in made.outputs.items():
+        exported = export_record.read(record)
+        for name, digest in exported.outputs.items():
             file = run.path / name
-            if file.name in names and file.is_file() and not _is_as_recorded(file, digest, made.finished_at or ""):
+            if file.name in names and file.is_file() and not _is_as_recorded(file, digest, exported.finished_at or ""):
                 again = f"move it away, then skill-train export-gguf {quoted(run.path)}"
                 again += export_record.quant_option(digest["quant"]) if record.stem != "mmproj" else ""
                 console.warn("not_proven", f"{record}: {file.name} is not the file that was exported; {again}")
@@ -163,14 +163,14 @@ def doubt_of_training(choice: Chosen) -> str:
     run, model = RunDir(choice.where), choice.model
     if not RunDir.is_one(run.path) or not (model.is_gguf or model.path == run.merged):
         return ""
-    made, stale = train_record.read(run.record("train")).outputs, False
+    outputs, stale = train_record.read(run.record("train")).outputs, False
     if run.record("merge").is_file():
         merged = merge_record.read(run.record("merge"))
-        stale = any(made.get(f"adapter/{name}", digest) != digest for name, digest in merged.inputs.adapter.items())
-        made = merged.outputs
+        stale = any(outputs.get(f"adapter/{name}", digest) != digest for name, digest in merged.inputs.adapter.items())
+        outputs = merged.outputs
     if model.is_gguf and run.record("convert").is_file():
         inputs = export_record.read(run.record("convert")).inputs
-        stale |= any(made.get(f"merged/{name}", digest) != digest for name, digest in inputs.items())
+        stale |= any(outputs.get(f"merged/{name}", digest) != digest for name, digest in inputs.items())
     return f"{model.name} was made of an earlier training of {run.path}, by its records" if stale else ""
 
 

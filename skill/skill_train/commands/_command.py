@@ -76,9 +76,9 @@ def command(
 
 
 def _parameters(options_class: type[Any]) -> list[click.Parameter]:
-    says = "auto is human on a terminal and json otherwise."
+    help_text = "auto is human on a terminal and json otherwise."
     kind = click.Choice(FORMATS)
-    format_ = click.Option(["--format", "format_"], type=kind, default="auto", show_default=True, help=says)
+    format_ = click.Option(["--format", "format_"], type=kind, default="auto", show_default=True, help=help_text)
     return [format_, *(field.metadata["click"](field.name) for field in dataclasses.fields(options_class))]
 
 
@@ -132,7 +132,7 @@ DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
 def option(
-    default: Value, says: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
+    default: Value, help_text: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
 ) -> Value:
     """A field of a command's options, with the option of click that sets it.
 
@@ -148,7 +148,7 @@ def option(
     type_ = click.Choice(kind) if isinstance(kind, tuple) else kind
 
     def declared(name: str) -> click.Parameter:
-        return click.Option([option_of(name), name], type=type_, help=says, **settings)
+        return click.Option([option_of(name), name], type=type_, help=help_text, **settings)
 
     return field(default=default, metadata={"click": declared})
 
@@ -167,8 +167,8 @@ def engine_device_option() -> str | None:
 
 
 def context_option() -> int:
-    says = "Longest prompt with its answer, in tokens; at most what the model takes."
-    return option(DEFAULT_CONTEXT, says, Whole(16, 1_000_000))
+    help_text = "Longest prompt with its answer, in tokens; at most what the model takes."
+    return option(DEFAULT_CONTEXT, help_text, Whole(16, 1_000_000))
 
 
 def run_dir_option() -> Path | None:

@@ -133,9 +133,9 @@ def warn_of_base_rows(console: Console, run: RunDir) -> bool:
     Whether there are any, or may be."""
     again = "a run with its data, held_out_fraction and seed holds out the same rows"
     try:
-        told = [f"{said}, and the base was merged there; {again}" for said in known_to_base(run)]
+        warnings = [f"{warning}, and the base was merged there; {again}" for warning in known_to_base(run)]
     except UsageError as error:  # the training is done
-        told = [f"whether the base was trained on held-out rows is not known: {error.message}"]
-    for said in told:
-        console.warn("base_trained", said)
-    return bool(told)
+        warnings = [f"whether the base was trained on held-out rows is not known: {error.message}"]
+    for warning in warnings:
+        console.warn("base_trained", warning)
+    return bool(warnings)

@@ -155,11 +155,11 @@ def _warn_of_texts(console: Console, texts: RunTexts, matrix: Matrix | None) -> 
 
     if not texts.lacking or texts.tokens < FEWEST:
         return
-    said = f"only the rows of {texts.source} are used, {texts.tokens} tokens"
+    message = f"only the rows of {texts.source} are used, {texts.tokens} tokens"
     if matrix is not None and not matrix.is_explicit and matrix.use["data"].startswith(TRAINING):
-        said = f"{matrix.use['file']} of an earlier export is kept, of {matrix.use['data']}"
-        said += f"; files are compared on rows of {texts.source}, which it may have read"
-    console.warn("imatrix", f"{said}: {texts.lacking}")
+        message = f"{matrix.use['file']} of an earlier export is kept, of {matrix.use['data']}"
+        message += f"; files are compared on rows of {texts.source}, which it may have read"
+    console.warn("imatrix", f"{message}: {texts.lacking}")
 
 
 def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[str], console: Console) -> Matrix | None:

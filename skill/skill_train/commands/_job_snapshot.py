@@ -17,7 +17,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary, UsageError
 from skill_train.hub import flavors, repositories
 from skill_train.hub.jobs import Job
-from skill_train.program.cloud.kept import PROOF
+from skill_train.program.cloud.file_names import PROOF
 from skill_train.run import plan_record, progress, records, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan

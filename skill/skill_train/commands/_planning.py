@@ -23,7 +23,7 @@ from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.data.unread import SeenRows, unread_text, unread_text_warning
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
-from skill_train.llama.speed.remembered import known_reading
+from skill_train.llama.speed.cached import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
@@ -345,8 +345,8 @@ def warn_of_plan(console: Console, plan: Plan) -> None:
     _warn_of_export(console, plan)
     for reason in plan.reasons:
         if reason.rule == make.WHOLE_STEPS:
-            said = f"{reason.because} are {reason.value} epochs, because a step trains a whole batch"
-            console.warn("epochs", f"{said}; a smaller effective_batch_size repeats fewer rows")
+            message = f"{reason.because} are {reason.value} epochs, because a step trains a whole batch"
+            console.warn("epochs", f"{message}; a smaller effective_batch_size repeats fewer rows")
 
 
 def _warn_of_length(console: Console, plan: Plan) -> None:

@@ -144,7 +144,7 @@ def shipped(
 def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
     """What a token reads of a file."""
     from skill_train.llama.gguf_header import read_gguf
-    from skill_train.llama.speed.remembered import read_tensors
+    from skill_train.llama.speed.cached import read_tensors
 
     header = read_gguf(Path(file["path"]))
     tensors = read_tensors(header)

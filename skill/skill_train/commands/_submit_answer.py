@@ -96,7 +96,7 @@ def check_order(
         )
         rows_there = ask("bucket", places) or ()
         ask("model and dataset", lambda: preflight.require_readable(plan))
-    offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or flavors.known(plan.flavor)
+    offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or flavors.known_flavor(plan.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
         jobs = partial(spent_by_jobs, order.namespace, order.plan_hash, None)

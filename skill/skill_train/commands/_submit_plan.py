@@ -39,7 +39,7 @@ from skill_train.plan.where import stays_here
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.run import cloud_record, plan_record
-from skill_train.run.begun import has_begun
+from skill_train.run.earlier_start import has_begun
 from skill_train.run.folder import RUNS, RunDir, open_run, way_to_model
 from skill_train.run.plan_record import Plan
 

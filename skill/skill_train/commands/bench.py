@@ -16,7 +16,7 @@ from skill_train.core.errors import UsageError, quoted
 from skill_train.core.units import size
 from skill_train.facts import MachineFacts
 from skill_train.llama.gguf_header import GgufFile, read_model_file, with_all_parts
-from skill_train.llama.speed import remembered
+from skill_train.llama.speed import cached
 from skill_train.llama.speed.speed_worker import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
 from skill_train.machine.read import physical_cores, read_machine
 from skill_train.run.folder import open_run
@@ -127,7 +127,7 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
     prompt, answer = _phase(result.prompt, result), _phase(result.answer, result)
     rate, reached = answer["tokens_per_second"], None
     if rate is not None:
-        reached = remembered.remember(machine, result.device, file, rate, time.strftime("%Y-%m-%d", time.gmtime()))
+        reached = cached.remember(machine, result.device, file, rate, time.strftime("%Y-%m-%d", time.gmtime()))
     return {
         "path": str(path),
         "bytes": file.size_bytes,

@@ -43,7 +43,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there, unread = _kept(cloud, console)
+    there, unread = _stored_run(cloud, console)
     data = {
         "job_id": now.id,
         "stage": now.stage,
@@ -60,7 +60,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
     )
 
 
-def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
+def _stored_run(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
     """What the job has stored, and whether that cannot be read: the job is cancelled all the same."""
     try:
         return bucket.stored_run(cloud.record), False

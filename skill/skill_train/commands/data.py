@@ -267,13 +267,13 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(inspection.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
-    kept = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
+    written_names = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
 
     def mapped(row: Row) -> Row:
         if inspection.pictures is None:
-            return {kept.get(name, name): row.get(column) for name, column in ordered.items()}
-        made = with_tags(row, ordered, inspection.pictures.folder, out)
-        return {kept.get(name, name): value for name, value in made.items()}
+            return {written_names.get(name, name): row.get(column) for name, column in ordered.items()}
+        renamed = with_tags(row, ordered, inspection.pictures.folder, out)
+        return {written_names.get(name, name): value for name, value in renamed.items()}
 
     return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
 

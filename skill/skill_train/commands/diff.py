@@ -13,8 +13,8 @@ from skill_train.commands._command import PATH, argument, command
 from skill_train.commands._drawing import folding_table
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
-from skill_train.run.begun import require_as_trained
 from skill_train.run.compare_runs import ComparedRun, Comparison, compare, read_run
+from skill_train.run.earlier_start import require_as_trained
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}

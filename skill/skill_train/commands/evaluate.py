@@ -20,7 +20,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import export_record, merge_record, plan_record
-from skill_train.run.begun import require_rows, trained
+from skill_train.run.earlier_start import require_rows, trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
 from skill_train.run.folder import RunDir, StepResult, open_run, require_only, require_unchanged
 from skill_train.run.lock import locked
@@ -168,11 +168,11 @@ def _require_exported(run: RunDir, models: list[Model]) -> None:
         require_only(run.merged, map(run.path.joinpath, merged), record)
     for record in map(run.record, ("convert", "quantize", "mmproj")):
         outputs = export_record.read(record).outputs if record.is_file() else {}
-        for name, made in outputs.items():
+        for name, digest in outputs.items():
             if (file := run.path / name).resolve() in asked:
                 again = f"skill-train export-gguf {quoted(run.path)}"
-                again += export_record.quant_option(made["quant"]) if record.stem != "mmproj" else ""
-                require_unchanged(file, made, record, f"move {quoted(file)} away and make it again: {again}")
+                again += export_record.quant_option(digest["quant"]) if record.stem != "mmproj" else ""
+                require_unchanged(file, digest, record, f"move {quoted(file)} away and make it again: {again}")
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:

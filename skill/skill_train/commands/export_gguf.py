@@ -43,7 +43,7 @@ from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
 from skill_train.llama import run_converter
 from skill_train.run import plan_record
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, has_note, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out

@@ -36,7 +36,7 @@ from skill_train.core.errors import UsageError, quoted
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs, require_same_recipe
 from skill_train.plan.placement import HERE
 from skill_train.run import cloud_record, plan_record, train_record
-from skill_train.run.begun import require_resumable
+from skill_train.run.earlier_start import require_resumable
 from skill_train.run.folder import RUNS, RunDir, StepResult, open_run
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import SmokeCheck, TrainRecord

@@ -16,7 +16,7 @@ from skill_train.commands._job_snapshot import why_not_pushed
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed, quoted
 from skill_train.core.units import megabytes
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir
 
 

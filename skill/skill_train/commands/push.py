@@ -34,7 +34,7 @@ from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.push_record import Push, PushedFile, PushInputs, PushTarget
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import export_record, plan_record, records
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 

@@ -33,9 +33,9 @@ def report(options: ReportOptions, console: Console) -> Result:
     opened = [open_run(path) for path in options.runs]
     out = options.out or opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
     evaluated = (run for run in opened if run.record("evaluate").is_file())
-    known = tuple(run.path for run in evaluated if warn_of_base_rows(console, run))
+    may_know = tuple(run.path for run in evaluated if warn_of_base_rows(console, run))
     with console.progress("report") as progress:
-        data = step.report(opened, out=out, progress=progress, base_may_know=known)
+        data = step.report(opened, out=out, progress=progress, base_may_know=may_know)
     following = [run["next"] for run in data["runs"] if run["next"]]
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 

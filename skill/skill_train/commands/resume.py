@@ -23,8 +23,8 @@ from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, Ver
 from skill_train.hub import flavors
 from skill_train.plan.file import require_same_recipe
 from skill_train.run import plan_record, progress
-from skill_train.run.begun import trained
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Estimate
 

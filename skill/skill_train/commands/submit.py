@@ -57,7 +57,9 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     try:
         account = account_of(options)
     except AccessError as error:
-        priced = budget_of(options, plan, flavors.known(plan.flavor), timeout)  # too much is too much, whoever pays
+        priced = budget_of(
+            options, plan, flavors.known_flavor(plan.flavor), timeout
+        )  # too much is too much, whoever pays
         return _submit_answer.not_allowed(priced, error)
     order = order_of(options, plan, account)
     if options.force_new:

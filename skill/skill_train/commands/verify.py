@@ -19,7 +19,7 @@ from skill_train.core.errors import UsageError, VerificationFailed, quoted
 from skill_train.gguf.export_files import model_of, recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record
-from skill_train.run.begun import require_rows, require_samples, trained
+from skill_train.run.earlier_start import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.train_record import TrainedData, read_rows, way_back
@@ -162,8 +162,11 @@ def verify_run(
 
 def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[str, str], ...]:
     """The files of rows that are gone. Only the warning has paths, because a proof is published."""
-    kept = ((run.held_out, data.held_out_rows, "that were held out"), (run.samples, data.train_rows, "that trained"))
-    lost = [(file, which) for file, rows, which in kept if rows and not file.is_file()]
+    files = (
+        (run.held_out, data.held_out_rows, "that were held out"),
+        (run.samples, data.train_rows, "that trained"),
+    )
+    lost = [(file, which) for file, rows, which in files if rows and not file.is_file()]
     for file, _ in lost:
         console.warn("missing_file", f"{file} does not exist: {way_back(file)}")
     return tuple((file.name, f"it is gone, and nothing was compared on the rows {which}") for file, which in lost)

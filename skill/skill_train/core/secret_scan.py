@@ -31,10 +31,10 @@ def secret_in(source: Path | bytes, own: str | None = None) -> str | None:
     Args:
         own: the token in use, which is found wherever it stands, also inside a word.
     """
-    known = (own or "").encode("utf-8", "replace")
+    token = (own or "").encode("utf-8", "replace")
     for block in _blocks(source):
         for text in _readings(block):
-            if len(known) >= LEAST and known in text:
+            if len(token) >= LEAST and token in text:
                 return "a token of the Hub"
             if any(beginning in text for beginning in _TOKEN_BEGINNINGS) and _TOKEN.search(text):
                 return "a token of the Hub"

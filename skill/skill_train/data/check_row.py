@@ -10,15 +10,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from skill_train.data.row_pictures import RowPictures, problem_of
-from skill_train.program.chat.chosen import NOTHING_LEFT
+from skill_train.program.chat.choices import NOTHING_LEFT
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import CALLS, TOOLS, Example, Row, to_example
-from skill_train.program.pictures.find import PICTURE, lift_pictures, media_beside, require_places
+from skill_train.program.pictures.in_rows import PICTURE, lift_pictures, media_beside, require_places
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
 _SYSTEM = ("system", "developer")
 HALF_A_PAIR = "the text contains half a surrogate pair, which no tokenizer can read"
-_KNOWN = {*_SYSTEM, "user", "assistant", *TOOLS}
+_ROLES = {*_SYSTEM, "user", "assistant", *TOOLS}
 
 
 class Trouble(NamedTuple):
@@ -193,7 +193,7 @@ def measure(example: Example) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _order(roles: tuple[str, ...]) -> Trouble | None:
-    unknown = next((role for role in roles if role not in _KNOWN), None)
+    unknown = next((role for role in roles if role not in _ROLES), None)
     if unknown is not None:
         return Trouble("unknown_role", False, f"{unknown!r} is not a role that chat templates know")
     why = role_trouble(roles)

@@ -12,8 +12,8 @@ from skill_train.data.check_row import HALF_A_PAIR, example_of, unread_media_in
 from skill_train.data.row_pictures import PROBLEMS, RowPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
-from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
+from skill_train.program.pictures.locations import rows_named
 from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, TABLE_FILES, numbered_lines
 from skill_train.program.tables.shape import is_message, old_encoding, utf16
 from skill_train.recipe.fields import Recipe

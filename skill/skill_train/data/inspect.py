@@ -13,7 +13,7 @@ from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of
 from skill_train.data.scan import complete, find_format, first_rows_of, require_columns, usual_format
 from skill_train.data.unread import unread_text
-from skill_train.program.chat.told import ToldRows
+from skill_train.program.chat.row_notes import RowNotes
 from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, has_pictures
@@ -77,8 +77,9 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
         if verdict.format is not None:
             detected = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
         images = RowPictures(folder_of(recipe)) if pictures else None
-        told = None if pictures or method != "sft" else ToldRows()
-        survey = problems.survey(recipe, check_for(method, verdicts[method], detected, images), detected, images, told)
+        row_notes = None if pictures or method != "sft" else RowNotes()
+        check = check_for(method, verdicts[method], detected, images)
+        survey = problems.survey(recipe, check, detected, images, row_notes)
         if undecided and not pictures and survey.problems.get("not_text", _NONE).rows:  # the first one comes late
             return inspect_dataset(recipe, method, file, pictures=True)
         whole = complete(recipe, survey.detected, survey.columns) if survey.detected is not None else None

@@ -18,7 +18,7 @@ from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
 from skill_train.program.examples import CALLS, Row, to_example
-from skill_train.program.pictures.find import PICTURE, lift_pictures
+from skill_train.program.pictures.in_rows import PICTURE, lift_pictures
 from skill_train.recipe.formats import DetectedFormat
 
 if TYPE_CHECKING:
@@ -147,13 +147,13 @@ def report(inspection: Inspection, counted: Counted) -> DataReport:
     counts = {**survey.problems, **{name: count for name, count in counted.problems.items() if count is not None}}
     refused = sum(count.refused for count in counts.values())
     unknown = _unknown(inspection, counted)
-    known = inspection.check is not None and "usable_rows" not in unknown
+    counted_all = inspection.check is not None and "usable_rows" not in unknown
     return DataReport(
         path=inspection.recipe.data,
         bytes=digest and digest["bytes"],
         sha256=digest and digest["sha256"],
         rows=survey.rows,
-        usable_rows=survey.usable - counted.refused if known else None,
+        usable_rows=survey.usable - counted.refused if counted_all else None,
         columns={name: " or ".join(kinds) for name, kinds in list(survey.columns.items())[:40]},
         not_read=[name for name in survey.columns if name not in used][:20],
         format=None if inspection.detected is None else _mapping(inspection.detected, inspection.recipe.model),

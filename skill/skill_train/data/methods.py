@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from skill_train.program.examples import Row, is_media, media_mark
-from skill_train.program.pictures.find import tells_which_picture
+from skill_train.program.pictures.in_rows import tells_which_picture
 from skill_train.program.tables.shape import is_message
 from skill_train.recipe.formats import (
     ONE_MESSAGE,
@@ -123,12 +123,12 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         return Verdict("impossible", ONE_MESSAGE)
     if (apart := answer_apart(row)) is not None:
         return Verdict("impossible", apart)
-    told = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
+    filled = {column: value for column, value in row.items() if not _tells_nothing(column, rows)}
     for suggest in (_usual_columns, _chosen_answers, _odd_names):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
-    if (verdict := _single_column(told) or (_two_texts(row, rows) if len(told) == len(row) else None)) is not None:
+    if (verdict := _single_column(filled) or (_two_texts(row, rows) if len(filled) == len(row) else None)) is not None:
         return verdict
     question = _question(row)
     why = (
@@ -136,7 +136,7 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
         if question
         else "no column holds conversations, answers or plain text"
     )
-    if any(kind(value) == "text" for value in told.values()) and not question:
+    if any(kind(value) == "text" for value in filled.values()) and not question:
         why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
     return Verdict("impossible", why)
 

@@ -14,11 +14,11 @@ from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
 from skill_train.data.unread import SeenRows
-from skill_train.program.chat.chosen import ROW_MARKS
-from skill_train.program.chat.told import ToldRows, findings
+from skill_train.program.chat.choices import ROW_MARKS
+from skill_train.program.chat.row_notes import RowNotes, findings
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, to_example
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.in_rows import lift_pictures
 from skill_train.program.rows import Broken, canonical
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, kind, with_pictures
@@ -65,7 +65,7 @@ class Survey(msgspec.Struct):
     longest_turns: int = 0
     # how rows with pictures are read, with the column of pictures that a row has first
     detected: DetectedFormat | None = None
-    told: ToldRows | None = None  # of rows of text with tools or a mark; None for another method than sft
+    row_notes: RowNotes | None = None  # of rows of text with tools or a mark; None for another method than sft
     open_quote: int | None = None  # the line of a table at which `--fix` cannot count the rows
     seen: SeenRows = msgspec.field(default_factory=SeenRows)
 
@@ -86,7 +86,7 @@ def survey(
     check: Check | None,
     detected: DetectedFormat | None = None,
     pictures: RowPictures | None = None,
-    told: ToldRows | None = None,
+    row_notes: RowNotes | None = None,
 ) -> Survey:
     """Reads every row once. Without `check` only reading problems are seen.
 
@@ -94,7 +94,7 @@ def survey(
         pictures: decodes those of each row, which is read as `detected`.
     """
     names = READING + (MAPPED if check else ()) + (PROBLEMS if check and pictures else ())
-    result = Survey(problems={name: RefusedRows() for name in names}, detected=detected, told=told)
+    result = Survey(problems={name: RefusedRows() for name in names}, detected=detected, row_notes=row_notes)
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
         result.rows += 1
@@ -104,7 +104,7 @@ def survey(
             if row.lines > 1 and result.open_quote is None:
                 result.open_quote = line
             continue
-        result.seen.look(row)
+        result.seen.add(row)
         shape = (*row, *map(type, row.values()))
         if shape not in shapes and (len(shapes) < _SHAPES or _has_new(result.columns, row)):
             shapes.add(shape)
@@ -173,20 +173,20 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
     survey.text_bytes += size
     survey.turns += turns
     survey.longest_turns = max(survey.longest_turns, turns)
-    told, detected = survey.told, survey.detected
-    if told is None or detected is None:
+    row_notes, detected = survey.row_notes, survey.detected
+    if row_notes is None or detected is None:
         return
     if survey.text_bytes < LOOKED_AT or "tools" in detected.columns or not ROW_MARKS.isdisjoint(row):
-        made = to_example(row, detected.format, detected.columns)
-        told.look(line, findings(row, detected.columns, made))
+        example = to_example(row, detected.format, detected.columns)
+        row_notes.add(line, findings(row, detected.columns, example))
 
 
 def told_notes(survey: Survey, *, named: bool) -> Iterator[str]:
     """What to tell of the rows; of their texts a model that is named tells."""
-    told = survey.told
-    if told is not None and not named:
-        rest = "; --model looks at more rows" if told.looked < survey.usable else ""
-        yield from (note + rest for note in told.notes(told.looked))
+    row_notes = survey.row_notes
+    if row_notes is not None and not named:
+        rest = "; --model looks at more rows" if row_notes.rows < survey.usable else ""
+        yield from (note + rest for note in row_notes.notes(row_notes.rows))
     order = survey.problems.get("wrong_role_order", RefusedRows())
     if (odd := order.rows - order.refused) and 2 * odd >= survey.usable:
         yield (

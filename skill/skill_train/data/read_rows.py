@@ -8,7 +8,7 @@ from pathlib import Path
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.program.events import first_line
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import HubFile, brought_file, hub_file, named_as, rename, with_files
+from skill_train.program.pictures.locations import HubFile, brought_file, hub_file, named_as, rename, with_files
 from skill_train.program.rows import Broken, Line, iter_rows, iter_slice, lines_of
 from skill_train.recipe.fields import Recipe
 

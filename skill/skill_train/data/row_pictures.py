@@ -25,9 +25,9 @@ from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures import decode
-from skill_train.program.pictures.beside import HubFile, hub_cache_of, picture_folder
 from skill_train.program.pictures.decode import PictureSize, PictureSource
-from skill_train.program.pictures.find import PICTURE, lift_pictures
+from skill_train.program.pictures.in_rows import PICTURE, lift_pictures
+from skill_train.program.pictures.locations import HubFile, hub_cache_of, picture_folder
 from skill_train.program.pictures.tokens import picture_format
 from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe

@@ -19,13 +19,13 @@ from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures,
 from skill_train.data.token_stats import PictureCounter
 from skill_train.data.unread import SeenRows
 from skill_train.facts import DatasetFacts, FirstPictures
-from skill_train.program.chat.told import RENDERED_TWICE, TURN_MARK
+from skill_train.program.chat.row_notes import RENDERED_TWICE, TURN_MARK
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
-from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.in_rows import lift_pictures
+from skill_train.program.pictures.locations import hub_file
 from skill_train.program.rows import SLICE, Broken, canonical
 from skill_train.program.tables.shape import is_message
 from skill_train.recipe.fields import Recipe
@@ -113,7 +113,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None, seen: SeenRo
             detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
             reading = _Reading(recipe, detected, names, optional_names(detected) - names.keys(), pictures)
         reading.meet(row)
-        seen.look(row)
+        seen.add(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
             error = errors.refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
@@ -360,7 +360,7 @@ def first_rows_of(recipe: Recipe) -> list[Row]:
     """The first complete rows; fewer where they hold large pictures."""
     seen = SeenRows()
     for row in (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)):
-        seen.look(row)
+        seen.add(row)
         if seen.has_first:
             break
     return seen.first

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from skill_train.program.chat.chosen import ROW_MARKS, marks
+from skill_train.program.chat.choices import ROW_MARKS, marks
 from skill_train.program.examples import Row
 from skill_train.program.model_files import nodes_in
 
@@ -42,7 +42,7 @@ class SeenRows:
         self.first, self.later = list[Row](), list[Row]()
         self.has_first, self._bytes, self._counts = False, 0, Counter[str]()
 
-    def look(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         new = [name for name in row if self._counts[name] < 20 and row[name] not in (None, "", [], {})]
         new = [name for name in new if name.lower() not in _SPLITS or _is_for_tests(name, row)]
         if self.has_first and (not new or len(self.later) == 1000 or self._bytes > 2 * _FIRST_BYTES):
@@ -90,10 +90,10 @@ def _is_for_tests(name: str, row: Row) -> bool:
 def _are_asked(name: str, values: list[Any], asked: list[int]) -> bool:
     """Whether short texts are a part of the questions: by their name, or because most rows ask the same without it."""
     pairs = zip(asked, (" ".join(_texts(value)) for value in values), strict=False)
-    told = {(question, text) for question, text in pairs if text}
+    asked_with = {(question, text) for question, text in pairs if text}
     if _CHANGES.fullmatch(name.lower()):
-        return len({text for _, text in told}) > 1
-    whole = [text for _, text in told if _WORD.search(text)]
+        return len({text for _, text in asked_with}) > 1
+    whole = [text for _, text in asked_with if _WORD.search(text)]
     return 2 * len(whole) > len(asked) >= 2 * len(set(asked)) and not _WHO.match(name.lower())
 
 
@@ -135,11 +135,11 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_warning(names: list[str], columns: dict[str, str], *, named: bool = False) -> str:
-    kept = "are trained like the others: leave them out"
+    are_trained = "are trained like the others: leave them out"
     if splits := [name for name in names if name.lower() in _SPLITS]:
         others = [name for name in names if name not in splits]
         rest = f". {unread_text_warning(others, columns, named=named)}" if others else ""
-        return f"rows that {splits[0]} marks for tests {kept}{rest}"
+        return f"rows that {splits[0]} marks for tests {are_trained}{rest}"
     marking = [name for name in names if name in ROW_MARKS]
     so = "put it into the question, or name the columns in a recipe to say that it is not needed"
     if all(_ANSWERS.fullmatch(name) or _THOUGHTS.search(name) for name in names):
@@ -155,5 +155,5 @@ def unread_text_warning(names: list[str], columns: dict[str, str], *, named: boo
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, {so}"
-        + (f". Rows that {marking[0]} marks as bad {kept}" if marking else "")
+        + (f". Rows that {marking[0]} marks as bad {are_trained}" if marking else "")
     )

@@ -76,9 +76,9 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
     fewest, widest = model.cached_numbers or (usual, usual)
     low = most * window * usual + (layers - most) * context * fewest
     high = least * window * usual + (layers - least) * context * widest
-    kept = "" if model.cached_layers in (None, model.layers) else f" in {layers} of {model.layers} layers"
+    in_layers = "" if model.cached_layers in (None, model.layers) else f" in {layers} of {model.layers} layers"
     some = f", of which {least} of {layers} layers keep {window}" if least else ""
-    return Range(low * _CACHE_BYTES, high * _CACHE_BYTES, f"{context} tokens in float16{kept}{some}")
+    return Range(low * _CACHE_BYTES, high * _CACHE_BYTES, f"{context} tokens in float16{in_layers}{some}")
 
 
 def tokens_per_second(

@@ -204,8 +204,8 @@ def _too_slow(speed: Range | None, least: float) -> list[Problem]:
         return [Problem("its speed is unknown, because the bandwidth of the device is; --bandwidth sets it", None)]
     if speed.low >= least:
         return []
-    says = f"writes {math.floor(10 * speed.low) / 10:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
-    return [Problem(says, least / speed.low)]
+    message = f"writes {math.floor(10 * speed.low) / 10:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
+    return [Problem(message, least / speed.low)]
 
 
 def _nearest(problems: dict[str, list[Problem]], target: TargetDevice, limits: ShipLimits) -> str:
@@ -216,8 +216,8 @@ def _nearest(problems: dict[str, list[Problem]], target: TargetDevice, limits: S
 
     nearest = min(problems, key=miss)
     reasons = "; ".join(problem.text for problem in problems[nearest])
-    kept = "" if limits == ShipLimits() else " and keeps the limits"
-    return f"nothing fits {target.name}{kept}; the nearest is {nearest}: it {reasons}"
+    within = "" if limits == ShipLimits() else " and keeps the limits"
+    return f"nothing fits {target.name}{within}; the nearest is {nearest}: it {reasons}"
 
 
 def _high(size: Range | None) -> float:

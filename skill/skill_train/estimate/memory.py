@@ -72,10 +72,10 @@ def _in_4_bits(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
     are no linear layers there). One layer at a time is dequantized for the computation."""
     whole, least_and_most = largest_linear(model) * BYTES[step.dtype], unquantized(model)
     low, high = ((parameters - n) * NF4_BYTES + n * BYTES[step.dtype] + whole for n in least_and_most)
-    kept = " to ".join(f"{n / 1e9:.2f}" for n in dict.fromkeys(least_and_most))
+    sizes = " to ".join(f"{n / 1e9:.2f}" for n in dict.fromkeys(least_and_most))
     rest = " to ".join(f"{(parameters - n) / 1e9:.2f}" for n in dict.fromkeys(reversed(least_and_most)))
     what = "embeddings and experts " if model.experts else ""
-    because = f"{rest}B parameters in NF4 (4.127 bits each), {kept}B {what}in {step.dtype}"
+    because = f"{rest}B parameters in NF4 (4.127 bits each), {sizes}B {what}in {step.dtype}"
     return Part("weights", low, high, f"{because}, one layer of {megabytes(whole, 0)} computed with")
 
 
@@ -165,14 +165,14 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
     scanned = (SCAN - 1) * layer if model.model_type in SCANNED else 0.0
-    told = f", up to {SCAN:g} times that for states that are scanned" if scanned else ""
+    scans = f", up to {SCAN:g} times that for states that are scanned" if scanned else ""
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
     if not step.checkpointing:
-        because = f"{layers} layers x {megabytes(layer)} for {step.rows} x {step.length} tokens{told}"
+        because = f"{layers} layers x {megabytes(layer)} for {step.rows} x {step.length} tokens{scans}"
         return Part("activations", layers * layer + ends, layers * (layer + scanned) + ends + backward, because)
     inputs = layers * step.tokens * h * stream
-    because = f"inputs of {layers} layers ({megabytes(inputs, 0)}) and one recomputed ({megabytes(layer, 0)}{told})"
+    because = f"inputs of {layers} layers ({megabytes(inputs, 0)}) and one recomputed ({megabytes(layer, 0)}{scans})"
     most = layer + 2 * scanned + 2 * backward  # the states, and their gradients
     return Part("activations", inputs + layer + ends, inputs + most + ends, because)
 

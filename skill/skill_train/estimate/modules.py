@@ -130,8 +130,8 @@ def per_layer_embeddings(model: ModelFacts) -> int:
 
 def unquantized(model: ModelFacts) -> tuple[int, int]:
     """The least and the most parameters that QLoRA leaves in 16 bits: embeddings, output head and experts."""
-    one, known = (model.vocab_size or 0) * (model.hidden_size or 0), model.embedding_parameters
-    least, most = (one, 2 * one) if known is None else (known, known)
+    one, counted = (model.vocab_size or 0) * (model.hidden_size or 0), model.embedding_parameters
+    least, most = (one, 2 * one) if counted is None else (counted, counted)
     if not model.experts:
         return least, most
     if model.expert_parameters is None:

@@ -13,7 +13,7 @@ from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, by_tokenizer
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
-from skill_train.program.pictures.find import picture_parts
+from skill_train.program.pictures.in_rows import picture_parts
 from skill_train.program.pictures.tokens import ImageModel, Pictures
 from skill_train.reference.pictures import with_markers
 from skill_train.run import plan_record

@@ -125,8 +125,8 @@ def _exact(questions: list[Question], replies: Replies, texts: list[Reply], toke
 
     def inside(ids: list[int]) -> list[int]:
         """The special tokens before the end of the text, such as one that begins a call of a tool."""
-        said = [at for at, token in enumerate(ids) if token not in special and tokenizer.decode(token).strip()]
-        return [token for token in ids[: max(said, default=0)] if token in special]
+        texts_at = [at for at, token in enumerate(ids) if token not in special and tokenizer.decode(token).strip()]
+        return [token for token in ids[: max(texts_at, default=0)] if token in special]
 
     pairs = zip(questions, replies.answers, strict=bool(replies.answers))
     same = [inside(ids) == inside(question.answer) for question, ids in pairs if question.prompt]

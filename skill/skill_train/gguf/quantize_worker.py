@@ -117,12 +117,12 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
     parameters.dry_run = not job["out"]
     parameters.max_buf_size = _BUFFER_BYTES
     stated: dict[str, str | int] = dict(job.get("metadata", {}))
-    kept: list[Any] = [_use_types(api, parameters, job.get("tensor_types", {}))]
+    keep_alive: list[Any] = [_use_types(api, parameters, job.get("tensor_types", {}))]
     if job.get("matrix"):
-        kept.append(_use_matrix(api, parameters, Path(job["matrix"]), stated))
-    kept.append(_state(api, parameters, stated))
+        keep_alive.append(_use_matrix(api, parameters, Path(job["matrix"]), stated))
+    keep_alive.append(_state(api, parameters, stated))
     status = api.llama_model_quantize(job["source"].encode(), job["out"].encode(), ctypes.byref(parameters))
-    kept.clear()  # llama.cpp reads these arrays until here
+    keep_alive.clear()  # llama.cpp reads these arrays until here
     api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
     if status != 0:
         raise _refused(log.errors[-1] if log.errors else f"status {status}", job, name)

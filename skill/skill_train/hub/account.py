@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.facts import JsonObject
 from skill_train.hub.client import ask, prepare
-from skill_train.hub.errors import GARBLED, HubResource, KeptAway, understood
+from skill_train.hub.errors import GARBLED, HubResource, OfflineMode, understood
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def account(seconds: float = 4.0) -> Account:
 
 def no_answer(account: Account) -> Temporary:
     offline = "HF_HUB_OFFLINE" in account.why
-    return (KeptAway if offline else Temporary)(
+    return (OfflineMode if offline else Temporary)(
         f"the token cannot be checked: {account.why}",
         code={None: "hub_unreachable", 429: "rate_limit"}.get(account.status, "hub_error"),
         expected="an answer of the Hub",

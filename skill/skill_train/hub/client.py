@@ -15,7 +15,7 @@ from skill_train.hub import session
 from skill_train.hub.errors import (
     UNREAD,
     HubResource,
-    KeptAway,
+    OfflineMode,
     StillAsking,
     in_client,
     not_understood,
@@ -123,7 +123,7 @@ def api() -> Any:
 
 def worth_asking_again(trouble: Temporary) -> bool:
     """Whether a later request may succeed, and the command has time left for it."""
-    return not isinstance(trouble, KeptAway) and waiting.seconds_left() > 0
+    return not isinstance(trouble, OfflineMode) and waiting.seconds_left() > 0
 
 
 def _in_time(seconds: float | None, resource: HubResource, question: Callable[[], Answer]) -> Answer:

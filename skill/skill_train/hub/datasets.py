@@ -16,7 +16,7 @@ from skill_train.hub.rows import first_rows, row_file
 from skill_train.hub.rows.read import ReadRows, first_of, image_folder_rows
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import HubFile
+from skill_train.program.pictures.locations import HubFile
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat
 

@@ -27,7 +27,7 @@ class StillAsking(Temporary):
     """No answer in time. The request may still be running, so its effect may still happen."""
 
 
-class KeptAway(Temporary):
+class OfflineMode(Temporary):
     """The environment keeps the client from sending requests (`HF_HUB_OFFLINE`), so waiting does not help."""
 
 
@@ -314,7 +314,7 @@ def unreachable(resource: HubResource, reason: str, kind: type[Temporary] = Temp
     message, again = f"the Hub cannot be reached for {resource}", "try again when the Hub can be reached"
     if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # the client's own words
         message, again = f"HF_HUB_OFFLINE is set, so {resource} is not requested", "unset HF_HUB_OFFLINE"
-        kind = KeptAway
+        kind = OfflineMode
     return kind(
         message,
         code="hub_unreachable",

@@ -21,7 +21,7 @@ _DAY = 24 * 3600.0
 _GB = 1_000_000_000
 
 
-class _KeptFlavors(msgspec.Struct, frozen=True):
+class _CachedFlavors(msgspec.Struct, frozen=True):
     endpoint: str
     asked: records.Number
     flavors: tuple[Flavor, ...]
@@ -33,14 +33,14 @@ def shipped() -> tuple[Flavor, ...]:
     return tuple(Flavor(**_in_bytes(row), read_at=table["read_at"], source=table["source"]) for row in table["flavors"])
 
 
-def known(name: str | None) -> Flavor | None:
+def known_flavor(name: str | None) -> Flavor | None:
     """What is known here of a flavor, without asking."""
     return next((flavor for flavor in current(live=False)[0] if flavor.name == name), None)
 
 
 def usd_per_hour(name: str | None) -> float | None:
     """The last known price of a flavor."""
-    flavor = known(name)
+    flavor = known_flavor(name)
     return None if flavor is None else flavor.usd_per_hour
 
 
@@ -88,7 +88,7 @@ def _in_bytes(row: JsonObject) -> JsonObject:
 def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
     """The last answer of this Hub and its age in seconds; nothing if there is none or it cannot be read."""
     try:
-        answer = records.read(_cache_file(hub_address), _KeptFlavors)
+        answer = records.read(_cache_file(hub_address), _CachedFlavors)
     except (OSError, UsageError):
         return (), 0.0
     age = time.time() - answer.asked
@@ -98,7 +98,7 @@ def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
     with contextlib.suppress(OSError):  # without the cache the next command only asks again
-        records.write(_cache_file(hub_address), _KeptFlavors(hub_address, time.time(), flavors))
+        records.write(_cache_file(hub_address), _CachedFlavors(hub_address, time.time(), flavors))
 
 
 def _cache_file(hub_address: str) -> Path:

@@ -19,7 +19,7 @@ from skill_train.core import waiting
 from skill_train.hub import account
 from skill_train.hub.client import api, ask, ask_here
 from skill_train.hub.errors import HubResource, StillAsking, not_signed_in, understood
-from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
+from skill_train.run.job_spec import IMAGE, MOUNT_PATH, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a job in any other stage has ended
 
@@ -275,7 +275,7 @@ def _volumes(spec: JobSpec, place: tuple[str, str]) -> list[Any]:
             mount_path=mount.mount_path,
             read_only=mount.read_only,
         )
-        for mount in (*spec.mounts, Mount(*place, KEPT, read_only=False))
+        for mount in (*spec.mounts, Mount(*place, MOUNT_PATH, read_only=False))
     ]
 
 
@@ -286,7 +286,7 @@ def _job_of(namespace: str) -> HubResource:
 def _job(info: Any, namespace: str) -> Job:
     with understood(_job_of(namespace)):
         volumes = [_mount(volume) for volume in info.volumes or ()]
-        bucket = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
+        bucket = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == MOUNT_PATH), None)
         return Job(
             id=_text(info.id),
             namespace=_text(info.owner.name) if info.owner else namespace,

@@ -41,8 +41,8 @@ def find(kind: str, name: str, revision: str | None = None) -> Repository | None
         info = api().repo_info(name, repo_type=kind, revision=revision)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    known = partial(or_none, f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
-    return or_none("unknown_revision", known)
+    repository = partial(or_none, f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
+    return or_none("unknown_revision", repository)
 
 
 def is_private(model: str) -> bool | None:

@@ -28,9 +28,9 @@ def run(job: TemplateJob) -> list[Rendered]:
 
     @cache  # compiling takes longer than rendering
     def formatter(prompt: bool) -> Any:
-        made = Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
-        made.strftime_now = date.today().strftime  # as `by_tokenizer`
-        return made
+        chat_formatter = Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+        chat_formatter.strftime_now = date.today().strftime  # as `by_tokenizer`
+        return chat_formatter
 
     def render(conversation: Conversation) -> str:
         tools: dict[str, Any] = {"tools": conversation.tools} if conversation.tools else {}

@@ -152,15 +152,15 @@ def with_files(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelF
     Args:
         shapes: the shape of every tensor by its name; empty where nobody knows them.
     """
-    kept = loaded(shapes, facts.layers)
-    further = sum(math.prod(shape) for name, shape in shapes.items() if name not in kept)
+    loaded_shapes = loaded(shapes, facts.layers)
+    further = sum(math.prod(shape) for name, shape in shapes.items() if name not in loaded_shapes)
     if further and facts.parameters is not None and facts.parameters_from == HEADERS:
         active = None if facts.active_parameters is None else facts.active_parameters - further
         facts = replace(
             facts, parameters=facts.parameters - further, active_parameters=active, further_parameters=further
         )
     if facts.experts and facts.expert_parameters is None:
-        return _with_experts(facts, kept, facts.experts)
+        return _with_experts(facts, loaded_shapes, facts.experts)
     return facts
 
 

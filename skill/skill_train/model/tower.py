@@ -39,8 +39,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def trains_on_pictures(model: ModelFacts) -> bool:
     """Whether the training program reads the pictures of rows for this model."""
-    known = model.vision and model.model_type in PROCESSOR_DEFAULTS
-    return known and (model.model_type != "llava" or model.tower is not None)
+    has_processor = model.vision and model.model_type in PROCESSOR_DEFAULTS
+    return has_processor and (model.model_type != "llava" or model.tower is not None)
 
 
 def unread_pictures(model: ModelFacts) -> str:

@@ -26,9 +26,9 @@ from skill_train.program.chat.answers import (
     with_marks,
     with_names,
 )
-from skill_train.program.chat.chosen import is_left_out
+from skill_train.program.chat.choices import is_left_out
 from skill_train.program.chat.labels import IGNORED, end_of_turn, labels_of, text_across
-from skill_train.program.chat.told import ACROSS, ACROSS_IN_CHAT, ToldRows, findings
+from skill_train.program.chat.row_notes import ACROSS, ACROSS_IN_CHAT, RowNotes, findings
 from skill_train.program.chat.typed import TYPED_AT_END, TYPED_INSIDE, control_tokens, typed_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
@@ -38,13 +38,13 @@ from skill_train.program.examples import (
     Message,
     Pictured,
     Row,
+    is_filled,
     media_in,
-    says,
     to_example,
 )
-from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
-from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
+from skill_train.program.pictures.in_rows import lift_pictures, media_beside, require_places
+from skill_train.program.pictures.locations import rows_named
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import begins_itself, set_date
 
@@ -135,7 +135,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed, self.told = ToldRows(TYPED_INSIDE, TYPED_AT_END), ToldRows()
+        self.typed, self.row_notes = RowNotes(TYPED_INSIDE, TYPED_AT_END), RowNotes()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
@@ -147,19 +147,19 @@ class Encoder:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.noted, *self.typed.notes(self.count), *self.told.notes(self.count)]
+        return [*self.noted, *self.typed.notes(self.count), *self.row_notes.notes(self.count)]
 
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
-            made = self.encoded(index, line, row)
-            seen = made | {"tools": None} if NO_TOOLS in self.noted else made
-            note = ACROSS_IN_CHAT if made["kind"] == "chat" else ACROSS
+            encoded = self.encoded(index, line, row)
+            seen = encoded | {"tools": None} if NO_TOOLS in self.noted else encoded
+            note = ACROSS_IN_CHAT if encoded["kind"] == "chat" else ACROSS
             across = [(note, f", {self.across!r}")] if self.across else []
-            self.told.look(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
-            if made["kind"] == "chat" and self.control is not None:
-                self.typed.look(line, typed_tokens(made["messages"], self.control))
-            return made
+            self.row_notes.add(line, [*findings(row, self.recipe["columns"], seen, self.own), *across])
+            if encoded["kind"] == "chat" and self.control is not None:
+                self.typed.add(line, typed_tokens(encoded["messages"], self.control))
+            return encoded
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
             refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
@@ -175,7 +175,7 @@ class Encoder:
         example = to_example(row, self.recipe["format"], columns)
         if images:
             require_places(example, len(images))
-        if example["kind"] != "chat" and says(row.get(columns.get("system", ""))):
+        if example["kind"] != "chat" and is_filled(row.get(columns.get("system", ""))):
             self.note(SYSTEM_UNREAD)
         self.asked = [example["kind"] != "chat"]
         rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)

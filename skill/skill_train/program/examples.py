@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from skill_train.program.chat.chosen import all_left_out, is_left_out
+from skill_train.program.chat.choices import all_left_out, is_left_out
 from skill_train.program.chat.pairs import hold_turns, read_once
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
@@ -116,7 +116,7 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
-    if says(value("input")) or value("input") == 0:
+    if is_filled(value("input")) or value("input") == 0:
         user += "\n\n" + text_of(value("input"), "input")
     answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
@@ -132,7 +132,7 @@ SHAREGPT_ROLES = {
 }  # fmt: skip
 
 
-def says(value: Any) -> bool:
+def is_filled(value: Any) -> bool:
     """Whether an optional column of a row holds anything but blanks."""
     return bool(value.strip() if isinstance(value, str) else value)
 
@@ -143,7 +143,7 @@ def with_system(messages: Any, text: Any) -> Any:
     if not isinstance(messages, list):
         return messages
     messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
-    if not says(text):
+    if not is_filled(text):
         return messages
     system: Message = {"role": "system", "content": text_of(text, "system")}
     return messages if messages[:1] == [system] else [system, *messages]
@@ -152,7 +152,7 @@ def with_system(messages: Any, text: Any) -> Any:
 def is_silent(role: Any, message: Row) -> bool:
     """Whether a message is the system's and says nothing, neither in its text nor beside it."""
     others = (value for name, value in message.items() if name not in ("role", "from"))
-    return role in ("system", "developer") and not any(map(says, others))
+    return role in ("system", "developer") and not any(map(is_filled, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -359,14 +359,14 @@ def checked_call(call: Any) -> Any:
         return call
     if isinstance(call.get("function"), dict):
         return call | {"function": checked_call(call["function"])}
-    given = call.get("arguments")
-    if given is None or (isinstance(given, str) and not given.strip()):
+    arguments = call.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         other = next((name for name, value in call.items() if str(value).lstrip()[:1] in ("{", "[")), None)
         if other is not None:
             raise bad_row(f"a call has no arguments, but {other!r}", "arguments", repr(call))
         return call | {"arguments": {}}
-    if not isinstance(json_value(given, ARGUMENTS) if isinstance(given, str) else given, dict):
-        raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(given))
+    if not isinstance(json_value(arguments, ARGUMENTS) if isinstance(arguments, str) else arguments, dict):
+        raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(arguments))
     return call
 
 

@@ -76,7 +76,7 @@ from skill_train.program.events import (
     write_whole,
 )
 from skill_train.program.model import base_weights, check_optimizer, is_full, load_model
-from skill_train.program.pictures.beside import picture_folder
+from skill_train.program.pictures.locations import picture_folder
 from skill_train.program.pictures.tokens import Pictures, encoded_bytes, picture_format
 from skill_train.program.plan import (
     MEASURING,
@@ -104,7 +104,7 @@ from skill_train.program.split import (
     repeated,
     trainable_rows,
 )
-from skill_train.program.start.given import (
+from skill_train.program.start.inputs import (
     check_base,
     check_processes,
     load_plan,

@@ -37,7 +37,9 @@ from skill_train.program.parquet import (
     saved_json,
     undecoded,
 )
-from skill_train.program.pictures.beside import (
+from skill_train.program.pictures.decode import PicturesDigest
+from skill_train.program.pictures.in_rows import lift_pictures
+from skill_train.program.pictures.locations import (
     COMMIT,
     HubFile,
     brought_file,
@@ -49,8 +51,6 @@ from skill_train.program.pictures.beside import (
     picture_table,
     with_files,
 )
-from skill_train.program.pictures.decode import PicturesDigest
-from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.tables.shape import (
     OLD_ENCODINGS,
     SIGN_SAID,

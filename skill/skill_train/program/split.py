@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from skill_train.program.chat.labels import trained_tokens
-from skill_train.program.chat.told import SYSTEMS
+from skill_train.program.chat.row_notes import SYSTEMS
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow
 from skill_train.program.folders.checkpoints import from_earlier_start, without

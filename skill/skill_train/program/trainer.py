@@ -38,7 +38,7 @@ from skill_train.program.model import (
 from skill_train.program.pictures.tokens import Pictures, write_limits
 from skill_train.program.plan import POSITIONS_IN_TABLE, Placement, Recipe
 from skill_train.program.split import Data, longest_first
-from skill_train.program.start.given import prepare_device, wrong_launch
+from skill_train.program.start.inputs import prepare_device, wrong_launch
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json

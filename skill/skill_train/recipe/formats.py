@@ -11,7 +11,7 @@ import msgspec
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media, media_in, turns_of
-from skill_train.program.pictures.find import PICTURE_PARTS
+from skill_train.program.pictures.in_rows import PICTURE_PARTS
 
 # The columns by the format's own names, each with the names that datasets use for it, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -69,8 +69,8 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     of the format's."""
     apart = answer_apart(row) is not None
     for name in COLUMNS:
-        known = name not in ASKED_FOR and not (apart and name in ("messages", "sharegpt"))
-        columns = match(name, row, pictures=pictures) if known else None
+        is_detectable = name not in ASKED_FOR and not (apart and name in ("messages", "sharegpt"))
+        columns = match(name, row, pictures=pictures) if is_detectable else None
         if columns is not None:
             return DetectedFormat(name, columns, _reason(columns))
     return None

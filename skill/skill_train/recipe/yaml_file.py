@@ -38,8 +38,8 @@ def loader() -> Any:
 
     def as_written(node: Any, number: float, form: str) -> float:
         if not re.fullmatch(form, node.value):
-            said = f"{node.value} is {number} in YAML: write it with the digits of 10, and no 0 before them"
-            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+            message = f"{node.value} is {number} in YAML: write it with the digits of 10, and no 0 before them"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return number
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)

@@ -28,11 +28,11 @@ def require_known_type(source: str | Path, model_type: str, *, vision: bool) -> 
     text_types, picture_types = causal_model_types(), _types_in("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
     if text_types is None or picture_types is None:
         return
-    known = text_types + picture_types * vision
-    if model_type not in known:
+    types = text_types + picture_types * vision
+    if model_type not in types:
         raise UsageError(
             f"{source} is of model type {model_type!r}, which transformers cannot run as a causal language model"
-            + nearest(model_type, known),
+            + nearest(model_type, types),
             code="unknown_model_type",
             expected="a model type that transformers has without remote code",
             got=model_type,

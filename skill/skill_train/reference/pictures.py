@@ -182,7 +182,7 @@ class PictureModel:
             yield grid.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, high * size, wide * size)
 
     def _copied(self, pixels: list[np.ndarray], sizes: list[PictureSize]) -> list[WholePicture] | None:
-        pictures_made = [made for one in pixels if (made := self._whole_numbers(one)) is not None]
+        pictures_made = [whole for one in pixels if (whole := self._whole_numbers(one)) is not None]
         if len(pictures_made) < len(pixels):
             return None
         if self.kind not in TILED:

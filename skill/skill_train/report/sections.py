@@ -74,8 +74,8 @@ def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     passing = sum(check.verdict == "pass" for check in proof.checks)
     because = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
     because += [f"{skipped.file} {skipped.name}: not checked, {skipped.reason}" for skipped in proof.not_checked]
-    made = run.exported() | run.projectors()
-    here = not made or len(run.gone) < len(made)
+    exported = run.exported() | run.projectors()
+    here = not exported or len(run.gone) < len(exported)
     because += [f"{file} was exported and is gone" for file in run.gone if here]
     because += [] if here else ["None of the files is here."]
     judged = len(proof.inputs.ggufs)

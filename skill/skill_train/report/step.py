@@ -32,7 +32,7 @@ from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, RunView, SameView, SharedView
 from skill_train.report.words import placeless
 from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record
-from skill_train.run.begun import require_trained_recipe
+from skill_train.run.earlier_start import require_trained_recipe
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir
@@ -121,11 +121,11 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
 
 
 def _headline(run: ReportedRun) -> RunHeadline:
-    told, lacks = verdict(run), missing(run)
-    again = told["next"] if run.proof and told["word"] == "fail" else ""  # the proof is of other files
+    answer, lacks = verdict(run), missing(run)
+    again = answer["next"] if run.proof and answer["word"] == "fail" else ""  # the proof is of other files
     following = again or (lacks[0]["command"] if lacks else None)
     return {
-        "run": run.name, "word": told["word"], "headline": told["headline"], "missing": lacks, "next": following,
+        "run": run.name, "word": answer["word"], "headline": answer["headline"], "missing": lacks, "next": following,
     }  # fmt: skip
 
 
@@ -138,12 +138,12 @@ def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
     """What became of the files that were verified. The merged model is not read: its GGUF files are what is used."""
     if reported.proof is None:
         return {}
-    read, made = reported.proof.inputs, reported.exported() | reported.projectors()
+    read, outputs = reported.proof.inputs, reported.exported() | reported.projectors()
     adapter = read.adapter if isinstance(read.adapter, Mapping) else {}
     files = {run.gguf / name: digest for name, digest in read.ggufs.items()}
     files |= {run.adapter / name: digest for name, digest in adapter.items()}
     replaced = [file.name for file, digest in files.items() if file.is_file() and not is_file_of(file, digest)]
-    gone = [name for name in made if not (run.gguf / name).is_file()]
+    gone = [name for name in outputs if not (run.gguf / name).is_file()]
     return {"replaced": tuple(replaced), "gone": tuple(gone)}
 
 

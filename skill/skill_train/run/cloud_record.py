@@ -186,9 +186,9 @@ def submitted(run: RunDir) -> CloudRecord:
     """
     record = read(run)
     if record is None:
-        known = RunDir.is_one(run.path)
+        is_run = RunDir.is_one(run.path)
         raise UsageError(
-            f"{run.path} {'has not been submitted to the cloud' if known else 'is neither a run nor the id of a job'}",
+            f"{run.path} {'has not been submitted to the cloud' if is_run else 'is neither a run nor the id of a job'}",
             code="missing_step",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",

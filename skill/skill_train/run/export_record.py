@@ -169,9 +169,11 @@ def converted_from(file: Path) -> dict[str, FileDigest]:
     convert, quantize = (file.with_name(f"{step}.json") for step in ("convert", "quantize"))
     if not convert.is_file():
         return {}
-    made = read(convert)
+    record = read(convert)
     quantized = read(quantize) if quantize.is_file() else None
     sources = {source["sha256"] for source in quantized.inputs.values()} if quantized else set()
     of_these = quantized is not None and file.name in quantized.outputs
-    known = file.name in made.outputs or (of_these and sources <= {each["sha256"] for each in made.outputs.values()})
-    return made.inputs if known else {}
+    is_recorded = file.name in record.outputs or (
+        of_these and sources <= {each["sha256"] for each in record.outputs.values()}
+    )
+    return record.inputs if is_recorded else {}

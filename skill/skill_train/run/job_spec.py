@@ -10,7 +10,7 @@ from skill_train.run.plan_record import Plan
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # what run_uv_job of huggingface_hub 2.4 takes
 SECRETS = ("HF_TOKEN",)  # the names of the secrets
-KEPT = "/data"  # where the client mounts the folder with the program and the plan
+MOUNT_PATH = "/data"  # where the client mounts the folder with the program and the plan
 # For QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 needs 0.46.1 or newer. It is not
 # in the program's own header, because then it would be installed for every run.
 FOUR_BIT = "bitsandbytes==0.50.2"
@@ -61,6 +61,6 @@ def packages(plan: Plan) -> tuple[str, ...]:
 
 
 def command(spec: JobSpec) -> list[str]:
-    files = {str(spec.program): f"{KEPT}/{spec.program.name}", str(spec.plan): f"{KEPT}/{spec.plan.name}"}
+    files = {str(spec.program): f"{MOUNT_PATH}/{spec.program.name}", str(spec.plan): f"{MOUNT_PATH}/{spec.plan.name}"}
     packages = [word for name in spec.dependencies for word in ("--with", name)]
     return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]

@@ -211,8 +211,8 @@ def read_environment(path: Path) -> Environment | None:
 def stops_of(adapter: Path | None) -> list[int]:
     """The tokens that end the answers which an adapter was trained on, beside those at which its base stops. Empty
     outside of a run."""
-    known = adapter is not None and (adapter.parent / "plan.json").is_file()
-    environment = read_environment(adapter.parent / "environment.json") if adapter is not None and known else None
+    is_in_run = adapter is not None and (adapter.parent / "plan.json").is_file()
+    environment = read_environment(adapter.parent / "environment.json") if adapter is not None and is_in_run else None
     return (environment and environment.stops) or []
 
 

@@ -24,8 +24,8 @@ def known_to_base(run: RunDir) -> Iterator[str]:
         if not whole or _data_of(earlier) != _data_of(plan):
             why = "has other data" if whole else "lost rows that it held out"
             yield f"{base.path} {why}, so whether it trained on the {len(rows)} held-out rows is not known"
-        elif known := len(rows - held_out):
-            yield f"{base.path} did not hold out {known} of the {len(rows)} held-out rows, which its data has"
+        elif unheld := len(rows - held_out):
+            yield f"{base.path} did not hold out {unheld} of the {len(rows)} held-out rows, which its data has"
 
 
 def _data_of(plan: Plan) -> tuple[object, ...]:

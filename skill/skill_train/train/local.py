@@ -51,7 +51,7 @@ from skill_train.program.plan import (
     without_launchers,
 )
 from skill_train.run import cloud_record, plan_record, train_record
-from skill_train.run.begun import already_there, forget, has_begun
+from skill_train.run.earlier_start import already_there, forget, has_begun
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.job_spec import ENVIRONMENT
 from skill_train.run.lock import locked
@@ -158,8 +158,8 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
                     _show(event, progress, say)
     if child.process.returncode != 0:
         output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        told = output if launch.arguments else ""  # one process ends as it ends, whatever it printed
-        code = _how_it_ended(child.process.returncode, child.stopped, failure, told)
+        printed = output if launch.arguments else ""  # one process ends as it ends, whatever it printed
+        code = _how_it_ended(child.process.returncode, child.stopped, failure, printed)
         interrupted = code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
         if child.stopped == signal.SIGINT and interrupted:
             raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)

@@ -217,15 +217,15 @@ def _write(
         The logits of the other texts from that place on.
     """
     others = list(beside)
-    kept: dict[int, np.ndarray] = {}
+    logits_of: dict[int, np.ndarray] = {}
     with open(file, "wb") as out:
         for number, rows in _passes(model, [*(one.ids for one in sequences), *(ids for ids, _ in others)]):
             if number < len(sequences):
                 out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
                 rows.tofile(out)
             else:
-                kept[number - len(sequences)] = rows[others[number - len(sequences)][1] :].copy()
-    return [kept[number] for number in range(len(others))]
+                logits_of[number - len(sequences)] = rows[others[number - len(sequences)][1] :].copy()
+    return [logits_of[number] for number in range(len(others))]
 
 
 def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:

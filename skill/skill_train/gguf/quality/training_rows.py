@@ -18,7 +18,7 @@ from skill_train.program.chat.labels import fed_digest, trained_tokens
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import COMMIT, hub_file
+from skill_train.program.pictures.locations import COMMIT, hub_file
 from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_hub, iter_hub_file, iter_rows
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.reference.load import load_tokenizer

@@ -14,7 +14,7 @@ from typing import Any
 
 from skill_train.core.errors import UsageError, refusals
 from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
-from skill_train.program.pictures.beside import FILE_NAME, TABLES
+from skill_train.program.pictures.locations import FILE_NAME, TABLES
 from skill_train.program.rows import CELL_CHARACTERS
 from skill_train.program.tables.shape import SIGN_SAID, records_of, require_no_space, require_quotes, sign_of, vote
 

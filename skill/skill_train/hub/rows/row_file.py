@@ -10,9 +10,9 @@ from skill_train.hub.rows.read import FIRST_ROWS, PICTURE_ROWS, PICTURE_ROWS_BYT
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import FILE_NAME, HubFile, bring_files, brought_file, named_as
 from skill_train.program.pictures.decode import PictureSource, picture_path
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.in_rows import lift_pictures
+from skill_train.program.pictures.locations import FILE_NAME, HubFile, bring_files, brought_file, named_as
 from skill_train.program.rows import TABLE_FILES, iter_file, iter_slice
 from skill_train.recipe.fields import Recipe
 

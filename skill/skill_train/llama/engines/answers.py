@@ -60,7 +60,7 @@ class EngineRun:
     without: str = ""  # what of it was switched off, because it does not run here with it
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The engine as it was asked."""
         return f"{self.engine} {self.version}" + (f" (without {self.without})" if self.without else "")
 

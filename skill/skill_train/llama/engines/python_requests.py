@@ -25,8 +25,8 @@ def own_requests(sampling: Sampling) -> None:
 
     def unless_null(kind: type, default: Any, **bounds: float) -> tuple[Any, Any]:
         """A field for which `null` says as much as nothing, as in OpenAI's protocol."""
-        given = BeforeValidator(lambda value: default if value is None else value)
-        return Annotated[kind, Field(**bounds), given], default
+        default_for_null = BeforeValidator(lambda value: default if value is None else value)
+        return Annotated[kind, Field(**bounds), default_for_null], default
 
     names = AliasChoices("max_tokens", "max_completion_tokens")
     whole, no_use = AfterValidator(_whole_text), Annotated[Any, AfterValidator(_not_done)]

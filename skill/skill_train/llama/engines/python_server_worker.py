@@ -237,16 +237,20 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
             raise _Refused(f"tokens: this model has the ids from 0 to {words - 1}")
         return detokenize(tokens, *more, **options)
 
-    def told(self: Any, error: Any, body: Any = None) -> Any:
-        message = _said(error)
+    def wrapped(self: Any, error: Any, body: Any = None) -> Any:
+        message = _request_error(error)
         if message is None:
             return wrapper(self, error, body)
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
-    server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = prepared, detokenized, told
+    server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = (
+        prepared,
+        detokenized,
+        wrapped,
+    )
 
 
-def _said(error: Any) -> str | None:
+def _request_error(error: Any) -> str | None:
     """What is wrong with a request; None where the error is not about one."""
     if isinstance(error, UnicodeEncodeError):
         return half_character(error)
@@ -277,13 +281,13 @@ def _require_no_grammar(body: Any) -> None:
     """A grammar that parses can still crash llama.cpp, or keep it busy without end, at a later token. So nothing can
     check one, and only llama_cpp's own grammar of JSON is used."""
     wanted = getattr(body, "response_format", None) or {"type": "text"}
-    given = {
+    asked_for = {
         "grammar": bool(body.grammar),
         "response_format": wanted.get("type") not in ("text", "json_object") or wanted.get("schema") is not None,
         "tool_choice": getattr(body, "tool_choice", None) not in (None, "auto", "none"),
         "function_call": isinstance(getattr(body, "function_call", None), dict),
     }
-    if refused := [name for name, asks in given.items() if asks]:
+    if refused := [name for name, asks in asked_for.items() if asks]:
         raise _Refused(
             f"{refused[0]}: a grammar or a schema can crash llama.cpp, so it is not taken. Leave it out, or ask for"
             " any JSON with response_format {'type': 'json_object'}"
@@ -296,7 +300,7 @@ def _tell_errors(server: Any) -> None:
 
     publish, handler = server.get_event_publisher, server.RouteErrorHandler
 
-    async def told(inner_send_chan: Any, body: Any, **more: Any) -> None:
+    async def publish_errors(inner_send_chan: Any, body: Any, **more: Any) -> None:
         if (body.stream_options or {}).get("include_usage"):
             more["llama_call"] = partial(_with_usage, more["llama_call"])
         async with inner_send_chan, inner_send_chan.clone() as still_open:
@@ -306,7 +310,7 @@ def _tell_errors(server: Any) -> None:
                 _, answer = handler.error_message_wrapper(handler, error, body)
                 await still_open.send({"data": json.dumps({"error": answer})})
 
-    server.get_event_publisher = told
+    server.get_event_publisher = publish_errors
 
 
 def _with_usage(call: Callable[..., Any], llama: Any, **options: Any) -> Iterator[dict[str, Any]]:

@@ -74,12 +74,12 @@ def numbers_per_token(
     if not isinstance(layers, Mapping):
         named = {"head_dim": text.get("global_head_dim"), "num_key_value_heads": text.get("num_global_key_value_heads")}
         layers = {"": {key: value for key, value in named.items() if value}}
-    kept = [
+    sizes = [
         2 * (positive(own, ("head_dim",)) or head_dim) * (positive(own, ("num_key_value_heads",)) or kv_heads)
         for own in layers.values()
         if isinstance(own, Mapping) and own
     ]
-    return (min(kept), max(kept)) if kept else None
+    return (min(sizes), max(sizes)) if sizes else None
 
 
 def one_key_head(text: Config) -> bool:

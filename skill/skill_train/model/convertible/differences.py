@@ -170,7 +170,7 @@ def _scales_windows(config: Config) -> bool:
 _Rule = tuple[Callable[[Config], bool], str]
 
 
-def _says(key: str, value: bool, why: str) -> _Rule:
+def _refuse(key: str, value: bool, why: str) -> _Rule:
     return lambda config: config.get(key) is value, f"{why} ({key}: {str(value).lower()})"
 
 
@@ -179,8 +179,8 @@ def _lacks_rotated(key: str) -> _Rule:
     return lambda config: key not in config, why
 
 
-_NORMS = _says("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
-_TIED = _says("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
+_NORMS = _refuse("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
+_TIED = _refuse("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
 _SCALE = (
     _is_scaled_otherwise,
     "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
@@ -209,12 +209,12 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
     "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
     "FalconForCausalLM": (
-        _says("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
+        _refuse("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
         (
             lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
             "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
         ),
-        _says("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
+        _refuse("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
         (
             lambda config: config.get("ffn_hidden_size") not in (None, 4 * config.get("hidden_size", 4544)),
             "llama.cpp takes the MLP of every Falcon for 4 x hidden_size wide, and ffn_hidden_size is not",
@@ -245,7 +245,9 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             lambda config: config.get("multi_query") is False,
             "llama.cpp takes one head of keys for every GPTBigCode, and this one has multi_query: false",
         ),
-        _says("scale_attn_weights", False, "llama.cpp scales the attention of every GPTBigCode, and this one does not"),
+        _refuse(
+            "scale_attn_weights", False, "llama.cpp scales the attention of every GPTBigCode, and this one does not"
+        ),
     ),
     "MPTForCausalLM": (
         (
@@ -261,23 +263,23 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "PhiForCausalLM": (_NORMS,),
     "StableLmForCausalLM": (_NORMS,),
     "BloomForCausalLM": (
-        _says(
+        _refuse(
             "apply_residual_connection_post_layernorm", True, "llama.cpp adds what comes before the norm in every BLOOM"
         ),
     ),
     "CohereForCausalLM": (
         _TIED,
-        _says("use_qk_norm", True, "llama.cpp's converter cannot write the norms of queries and keys"),
+        _refuse("use_qk_norm", True, "llama.cpp's converter cannot write the norms of queries and keys"),
     ),
     "Cohere2ForCausalLM": (_TIED,),
     "GemmaForCausalLM": (_TIED,),
     "Starcoder2ForCausalLM": (
-        _says("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
+        _refuse("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
     ),
     "Gemma2ForCausalLM": (_TIED, _SCALE),
     "Gemma3ForCausalLM": (
         _SCALE,
-        _says("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention"),
+        _refuse("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention"),
         (
             lambda config: bool(config.get("attn_logit_softcapping")),
             "llama.cpp's converter takes no Gemma 3 whose attention is capped (attn_logit_softcapping)",
@@ -296,7 +298,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         ),
     ),
     "GPTNeoXForCausalLM": (
-        _says("attention_bias", False, "llama.cpp needs the biases of GPT-NeoX's attention, and this one has none"),
+        _refuse("attention_bias", False, "llama.cpp needs the biases of GPT-NeoX's attention, and this one has none"),
     ),
     "SmolLM3ForCausalLM": (
         (

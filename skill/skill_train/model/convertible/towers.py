@@ -48,14 +48,14 @@ def tower_computed_otherwise(architecture: str, config: Config) -> str | None:
 
 
 def _other_activation(name: str, tower: Config) -> str | None:
-    functions, said = _ACTIVATIONS.get(name), tower.get("hidden_act")
-    if not functions or said is None:
+    functions, named = _ACTIVATIONS.get(name), tower.get("hidden_act")
+    if not functions or named is None:
         return None
-    if said in functions or (name not in _OF_PIXTRAL and _GELU in functions and str(said).startswith(_GELU)):
+    if named in functions or (name not in _OF_PIXTRAL and _GELU in functions and str(named).startswith(_GELU)):
         return None
     computed = " or ".join(functions)
     return (
-        f"llama.cpp computes the vision tower of this family with {computed}, and vision_config.hidden_act says {said}"
+        f"llama.cpp computes the vision tower of this family with {computed}, and vision_config.hidden_act says {named}"
     )
 
 

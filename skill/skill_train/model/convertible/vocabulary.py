@@ -33,7 +33,7 @@ TEXT = (
 )
 _REMEMBERED = 200  # answers in the cache
 DIGITS = 16  # of a hash, which are enough to distinguish them
-KNOWN = frozenset(
+CHECKSUMS = frozenset(
     [
         "049ecf7629871e30", "0876d13b50744004", "0a766d034107bc73", "0e9433cbbb161f89", "0ef9807a4087ebef",
         "0fe1cf6eda062318", "1431a23e583c9743", "1444df51289cfa80", "16389f0a1f51ee53", "169bf0296a13c4d9",
@@ -129,7 +129,7 @@ def _remembered(folder: Path, name: str) -> bool:
     The library takes 0.45 s for the vocabulary of Qwen, twice as long as the rest of `plan` (2 cores, 2026-11-25).
     """
     files = [folder / file for file in ("tokenizer.json", "tokenizer_config.json") if (folder / file).is_file()]
-    words = [*(file_digest(file)["sha256"] for file in files), name, *sorted(KNOWN)]
+    words = [*(file_digest(file)["sha256"] for file in files), name, *sorted(CHECKSUMS)]
     key = sha256(" ".join(words).encode()).hexdigest()
     cache = cache_dir() / "tokenizers.json"
     answers = object_in(cache)
@@ -150,7 +150,7 @@ def _is_unknown(folder: Path, name: str) -> bool | None:
         if isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback"):
             return False
     hashes = set(_hashes(folder))
-    return not hashes & KNOWN if hashes else None
+    return not hashes & CHECKSUMS if hashes else None
 
 
 def _hashes(folder: Path) -> Iterator[str]:

@@ -46,8 +46,8 @@ def with_arguments(messages: list[Message], changed: Callable[[Any], Any]) -> li
             return call
         return call | {name: of_call(call[name]) if name == "function" else changed(call[name])}
 
-    made: Any = [dict(message) for message in messages]
-    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in made]
+    copies: Any = [dict(message) for message in messages]
+    return [each | {name: of_call(each[name]) for name in CALLS if name in each} for each in copies]
 
 
 def text_of_json(value: Any) -> str:
@@ -118,8 +118,8 @@ def thoughts_of(message: Message) -> list[str]:
 def with_names(message: Message) -> Any:
     """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
     llama-cpp-python does not. The example keeps it."""
-    said: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
-    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+    thoughts: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def marked_texts(text: str) -> list[str]:
@@ -168,9 +168,9 @@ def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
     OLMo's; each with a call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
-            fewer: Message = message | {"tool_calls": kept}
-            yield fewer, calls[len(kept)]
+        for first in ([], calls[:-1]) if len(calls) > 1 else ([],):
+            fewer: Message = message | {"tool_calls": first}
+            yield fewer, calls[len(first)]
     for key in CALLS[1:]:
         if (call := message.get(key)) not in (None, "", []):
             without: Any = {name: value for name, value in message.items() if name != key}

@@ -20,17 +20,17 @@ def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
     """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
     count, nor which of both has the system message."""
-    (first, asked), (other, said) = without_system(prompt), without_system(completion)
-    whole, begun = [*(other and first), *asked], [*(first and other), *said[: len(asked)]]
+    (first, asked), (other, answered) = without_system(prompt), without_system(completion)
+    whole, begun = [*(other and first), *asked], [*(first and other), *answered[: len(asked)]]
     asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
     if asks and list(map(compared, whole)) == list(map(compared, begun)):
-        return [*(first or other), *asked], said[len(asked) :]
-    if asked and "assistant" in map(role_of, said) and role_of(asked[-1]) == role_of(said[0]) == "user":
+        return [*(first or other), *asked], answered[len(asked) :]
+    if asked and "assistant" in map(role_of, answered) and role_of(asked[-1]) == role_of(answered[0]) == "user":
         raise Refused(
             "the completion begins with another question than its prompt, so one of them would be read twice",
             code="bad_row",
             expected="the answer alone, or behind the same prompt",
-            got=repr(said[0])[:80],
+            got=repr(answered[0])[:80],
             hint="take the question out of the completion; a text of messages as an answer needs a word before it",
         )
     return prompt, completion
@@ -48,5 +48,5 @@ def role_of(message: Any) -> Any:
 def compared(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    said = {key: value for key, value in message.items() if value is not None}
-    return said | {"content": str(said.get("content", "")).strip()}
+    present = {key: value for key, value in message.items() if value is not None}
+    return present | {"content": str(present.get("content", "")).strip()}

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from skill_train.program.cloud.kept import MARKER, PROOF
+from skill_train.program.cloud.file_names import MARKER, PROOF
 from skill_train.program.cloud.push import as_json, commit, files_of, hub_repository, push
 from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
@@ -41,7 +41,7 @@ from skill_train.program.events import (
 )
 from skill_train.program.folders.checkpoints import is_complete, numbered, step_of
 from skill_train.program.plan import Plan, kills_for_memory, last_stage, memory_ended, second_try_message, smaller_plan
-from skill_train.program.start.given import load_plan, prepare_environment
+from skill_train.program.start.inputs import load_plan, prepare_environment
 
 KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
@@ -210,8 +210,8 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    told = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", told) if int(n) != -signal.SIGTERM]
+    output = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", output) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
     failure = ended(killed[0] if killed and code > 0 else code, child).failure

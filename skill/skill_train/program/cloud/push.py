@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from skill_train.program.cloud.kept import PROOF, result_names, without_rows
+from skill_train.program.cloud.file_names import PROOF, result_names, without_rows
 from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
 from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import Plan, Recipe

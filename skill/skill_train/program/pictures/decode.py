@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import EXIT_NOT_INSTALLED, Refused
-from skill_train.program.pictures.beside import HUB_FOLDER, hub_cache_of
+from skill_train.program.pictures.locations import HUB_FOLDER, hub_cache_of
 
 # Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]

@@ -30,7 +30,7 @@ from skill_train.program.pictures.decode import (
     require_pillow,
 )
 from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, require_engine
-from skill_train.program.pictures.find import PICTURE, picture_parts
+from skill_train.program.pictures.in_rows import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
     PROCESSOR_DEFAULTS,
     PROCESSOR_FILES,

@@ -21,8 +21,8 @@ Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the fir
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
     a semicolon where the comma is for decimals. Of several, the first that most `lines` have as often."""
-    if (said := SIGN_SAID.fullmatch(first_line)) is not None:
-        return said["sign"]
+    if (sign_line := SIGN_SAID.fullmatch(first_line)) is not None:
+        return sign_line["sign"]
     header = QUOTED.sub("", first_line)
     signs = "\t" if suffix == ".tsv" else [sign for sign in ",;\t|" if sign in header] or ","
     rows = [QUOTED.sub("", line) for line in islice(lines, 1, 100)] if len(signs) > 1 else []

@@ -121,9 +121,9 @@ def _check_prompts(run: EngineRun, file: str, differences: list[str]) -> Check:
     wrong, count = [why for why in differences if why], len(run.answers)
     figures = {"engine": run.engine, "version": run.version, "looked_at": count, **run.figures}
     if wrong:
-        detail = f"{run.told}: {wrong[0]}; {_REMEDY[run.engine]}"
+        detail = f"{run.description}: {wrong[0]}; {_REMEDY[run.engine]}"
         return Check("engine_prompts", file, "fail", len(wrong), 0, detail, figures)
-    detail = f"{run.told} writes {count} prompts as the trained model reads them"
+    detail = f"{run.description} writes {count} prompts as the trained model reads them"
     return Check("engine_prompts", file, "pass", 0, 0, detail, figures)
 
 
@@ -154,7 +154,7 @@ def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, conte
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict = judged(gap, ENGINE_GAP)
-    detail = f"{run.told} gives the same answer as llama.cpp here to {equal} of {len(right)} prompts"
+    detail = f"{run.description} gives the same answer as llama.cpp here to {equal} of {len(right)} prompts"
     if silent:
         verdict = "fail"
         detail += f"; it gives no answer to {len(silent)}: {silent[0]}"
@@ -169,11 +169,11 @@ def _check_stops(run: EngineRun, file: str, wrong: list[str], answered: int, oth
     """Whether the engine ends its answers where the file does; `others` counts those with another end."""
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
-    detail = f"{run.told} ends {answered - others} answers where llama.cpp ends them here"
+    detail = f"{run.description} ends {answered - others} answers where llama.cpp ends them here"
     if others:
         detail += f", and {others} where another token is almost as likely"
     if wrong:
-        detail = f"{run.told}: {wrong[0]}"
+        detail = f"{run.description}: {wrong[0]}"
     figures = {"engine": run.engine, "version": run.version, "looked_at": answered}
     return Check("engine_stops", file, "fail" if wrong else "pass", len(wrong), 0, detail, figures)
 

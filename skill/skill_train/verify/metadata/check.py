@@ -15,9 +15,8 @@ from skill_train.model.convertible.differences import computed_otherwise
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
-from skill_train.verify.metadata.lacking import lacking
-from skill_train.verify.metadata.rope import kind_of, table_faults
-from skill_train.verify.metadata.stated import (
+from skill_train.verify.metadata.absent import lacking
+from skill_train.verify.metadata.expected import (
     EXPECTED,
     Stated,
     attention_factor,
@@ -28,6 +27,7 @@ from skill_train.verify.metadata.stated import (
     stated,
     window,
 )
+from skill_train.verify.metadata.rope import kind_of, table_faults
 
 _TOLERANCE = 1e-5  # relative: a float32 in the file against a decimal in config.json
 # Architectures with layers of a window, and those whose files say how experts are weighed.

@@ -221,14 +221,14 @@ def _allowed_types(own: list[str | None], files: Files, special: set[int]) -> It
     spelled = {each if isinstance(each, str) else each[0] for each in spelled if each}
     for token, text in enumerate(own):
         piece = pieces[token] if token < len(pieces) else _NORMAL
-        said = files.added.get(token)
+        flags = files.added.get(token)
         if text is None:
             yield token, {_UNUSED}
-        elif said is not None:
-            control = True in said or token in special or text in _ENDS or _CONTROL_TEXT.fullmatch(text)
+        elif flags is not None:
+            control = True in flags or token in special or text in _ENDS or _CONTROL_TEXT.fullmatch(text)
             allowed = {piece} - {_NORMAL} | ({_CONTROL} if control else set())
             ordinary = {_NORMAL} if text in spelled or token < len(pieces) else set()
-            yield token, allowed | ({_USER} | ordinary if False in said else set())
+            yield token, allowed | ({_USER} | ordinary if False in flags else set())
         else:
             yield token, {piece} if token < len(pieces) else {_NORMAL, _BYTE}
 

@@ -24,7 +24,7 @@ _DEEPSTACK = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(linear_fc1|line
 _BLOCK = re.compile(r"\.(?:blocks|layers)\.(\d+)\.")
 _PATCHES = "v.patch_embd.weight"
 # Names of files, and those that gguf-py's map knows or, with a point before the suffix, the name in the projector.
-_KNOWN: tuple[tuple[str, str], ...] = (
+_PLACES: tuple[tuple[str, str], ...] = (
     (r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)", ""),
     (r"^vision_tower\.(?=embeddings\.|encoder\.|post_layernorm\.)", "vision_tower.vision_model."),
     (r"mm_input_projection_weight$", "mm_input_projection.weight"),
@@ -114,7 +114,7 @@ def _targets(
 
 
 def _common_name(source: str) -> str:
-    for pattern, put in _KNOWN:
+    for pattern, put in _PLACES:
         source = re.sub(pattern, put, source)
     return source
 

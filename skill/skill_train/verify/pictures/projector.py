@@ -36,7 +36,7 @@ from skill_train.verify.weights.arrangements import as_in_model
 from skill_train.verify.weights.rows import Rows, errors, wrong_length
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
-_TOLD = 4  # names of tensors in a sentence
+_NAMES = 4  # names of tensors in a sentence
 _MOST_ARE_OTHERS = 0.9  # share of the tensors: a trained tower keeps no weight, but nobody trains both without a base
 _PIXTRAL_LAYERS, _PIXTRAL_HEADS = 24, 16  # where config.json leaves them out (transformers 5.23)
 _TYPES = {
@@ -100,12 +100,12 @@ def _tower(config: JsonObject) -> JsonObject:
 
 def _processor(folder: Path) -> JsonObject:
     """What the converter reads: the second file wins, and in it what it says of pictures."""
-    said: JsonObject = {}
+    settings: JsonObject = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             document = foreign_json(folder / name)
-            said |= {**document, **document.get("image_processor", {})}
-    return said
+            settings |= {**document, **document.get("image_processor", {})}
+    return settings
 
 
 def _stated(config: JsonObject, processor: JsonObject, tower: JsonObject) -> Iterator[tuple[str, Value]]:
@@ -205,11 +205,11 @@ def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = No
     }
     if what := _whole_fault(comparison, wrong, base is not None):
         names = [one.tensor for one in comparison.missing] + [one.fault for one in wrong]
-        return Check("projector_weights", file, "fail", len(names), 0, f"{what}: {first_few(names, _TOLD)}", figures)
+        return Check("projector_weights", file, "fail", len(names), 0, f"{what}: {first_few(names, _NAMES)}", figures)
     worst = max((one.error for one in comparison.compared), default=0.0)
     verdict: Verdict = "warn" if comparison.unknown or not count else "pass"
     detail = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    detail += f"; not compared: {first_few(comparison.unknown, _TOLD)}" * bool(comparison.unknown)
+    detail += f"; not compared: {first_few(comparison.unknown, _NAMES)}" * bool(comparison.unknown)
     return Check("projector_weights", file, verdict, len(comparison.unknown), 0, detail, figures)
 
 

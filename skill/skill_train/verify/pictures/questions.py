@@ -9,7 +9,7 @@ from skill_train.data.row_pictures import traits_of
 from skill_train.facts import JsonObject
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSource, opened_picture, read_picture
-from skill_train.program.pictures.find import picture_parts
+from skill_train.program.pictures.in_rows import picture_parts
 from skill_train.reference.pictures import PictureQuestion
 
 _QUESTIONS = 4  # rows; each is asked of each pair three times, and once with grey pictures

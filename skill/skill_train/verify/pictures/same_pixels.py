@@ -54,12 +54,12 @@ def check_same_pixels(
         share = max(shares)
         reason = _colours(*read[shares.index(share)], measured)
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
-    given = [(one, answer, answer.logits_of_given) for one, answer in both if answer.logits_of_given is not None]
+    pairs = [(one, answer, answer.logits_of_given) for one, answer in both if answer.logits_of_given is not None]
     distances = Distances(
         embedding_error=max(_error(one, part.embeddings) for one, part in parts),
         mean_kl=mean_of(measured.divergences(one.logits, answer.logits) for one, answer in both),
-        mean_kl_given_embeddings=mean_of(measured.divergences(one.logits, logits) for one, _, logits in given),
-        mean_kl_of_embeddings=mean_of(measured.divergences(logits, answer.logits) for _, answer, logits in given),
+        mean_kl_given_embeddings=mean_of(measured.divergences(one.logits, logits) for one, _, logits in pairs),
+        mean_kl_of_embeddings=mean_of(measured.divergences(logits, answer.logits) for _, answer, logits in pairs),
         mean_kl_blank=measured.blank,
     )
     figures |= {name: finite(value) for name, value in vars(distances).items()}
@@ -84,8 +84,8 @@ def _judged(
     of_text, of_projector = limits(text_type).kl, limits(projector_type).kl
     most = _EMBEDDING_ERROR.get(projector_type, _WIDEST_EMBEDDING_ERROR)
     error, kl, blank = distances.embedding_error, distances.mean_kl, distances.mean_kl_blank
-    given, own = distances.mean_kl_given_embeddings, distances.mean_kl_of_embeddings
-    if not all(map(math.isfinite, (error, kl, given, own))):
+    from_embeddings, own = distances.mean_kl_given_embeddings, distances.mean_kl_of_embeddings
+    if not all(map(math.isfinite, (error, kl, from_embeddings, own))):
         return Check("pictures", file, "fail", None, of_text[0], "embeddings or logits are not finite", figures)
     if error > most[1]:
         detail = f"the pixels are the same, and the embeddings {error:.2g} of their length off: "
@@ -94,7 +94,7 @@ def _judged(
     # A quantized language model rounds what it reads, so a hair between two embeddings can become a step.
     verdicts = {
         "the language model reads the model's own embeddings in another way: positions, attention or weights": (
-            judged(given, of_text)
+            judged(from_embeddings, of_text)
         ),
         "the projector's embeddings change the text": judged(own, max(of_text, of_projector)),
         "the projector's embeddings are farther off than rounding puts them": judged(error, most),

@@ -223,9 +223,9 @@ class ChangeSums:
         keeps."""
         if not self.change or not math.isfinite(self.off + self.kept + self.change):  # rows show what is no number
             return None
-        share, kept = 1 + self.off / self.change, self.kept / self.change
+        share, survived = 1 + self.off / self.change, self.kept / self.change
         room = _TOLERANCE + row_bound(kind) ** 2 + _SIGMAS * math.sqrt(self.noise) / self.change
-        return None if min(1.0, kept) - room <= share <= max(1.0, kept) + room else share
+        return None if min(1.0, survived) - room <= share <= max(1.0, survived) + room else share
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:

@@ -28,15 +28,15 @@ def is_left_out(message: Any) -> bool:
     if is_answer and message.get("channel") == "analysis":
         raise cannot(message, ["channel"], "marks thoughts, which would be trained as an answer")
     names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
-    said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
-    if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
+    choices = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
+    if odd := [name for name, value in choices.items() if value not in YES_OR_NO]:
         raise cannot(message, odd, "is neither 0 nor 1")
-    trained = [name for name, value in said.items() if YES_OR_NO[value] != (name == "masked")]
+    trained = [name for name, value in choices.items() if YES_OR_NO[value] != (name == "masked")]
     if trained and not is_answer:
         raise cannot(message, trained, "of another role than assistant trains")
-    if trained and len(trained) < len(said):
-        raise cannot(message, list(said), "contradict each other")
-    left_out = bool(said) and not trained
+    if trained and len(trained) < len(choices):
+        raise cannot(message, list(choices), "contradict each other")
+    left_out = bool(choices) and not trained
     if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
         raise cannot(message, spans, "chooses parts of an answer")
     return left_out and is_answer
@@ -49,8 +49,8 @@ def marks(name: str, row: Any) -> list[bool]:
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
         return [False] if words in [["false"], *([["0"], ["0.0"]] if kto else [])] else []
-    said = [YES_OR_NO.get(word) for word in words]
-    return [] if None in said else [each != (name == "masked") for each in said]
+    values = [YES_OR_NO.get(word) for word in words]
+    return [] if None in values else [each != (name == "masked") for each in values]
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
@@ -58,9 +58,9 @@ def all_left_out(messages: list[Any]) -> Refused | None:
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None
-    said = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
+    choice = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
     return Refused(
-        f"every answer of a row is left out by its author ({said[:60]}), so {NOTHING_LEFT}",
+        f"every answer of a row is left out by its author ({choice[:60]}), so {NOTHING_LEFT}",
         code="bad_row",
         expected="an answer that trains",
         got=repr(answers[-1])[:80],
@@ -68,9 +68,9 @@ def all_left_out(messages: list[Any]) -> Refused | None:
 
 
 def cannot(message: Any, keys: list[str], why: str) -> Refused:
-    said = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
+    choices = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
     return Refused(
-        f"{said} of a message {why}",
+        f"{choices} of a message {why}",
         code="bad_row",
         expected="0 or 1, true or false, for a whole answer",
         got=repr(message)[:80],

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.metadata.expected import Stated, expected
 from skill_train.verify.metadata.rope import kind_of
-from skill_train.verify.metadata.stated import Stated, expected
 from skill_train.verify.weights.places import TRIED
 
 _CONSTANTS: dict[str, float] = {

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from skill_train.program.chat.chosen import marks
-from skill_train.program.examples import CALLS, ROLES, THOUGHTS, TOOLS, Row, says
+from skill_train.program.chat.choices import marks
+from skill_train.program.examples import CALLS, ROLES, THOUGHTS, TOOLS, Row, is_filled
 
 # Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
 # `None` may be one.
@@ -90,58 +90,60 @@ ACROSS_IN_CHAT = (
 )
 
 
-class ToldRows:
+class RowNotes:
     """The rows of which something is told: for each note the places."""
 
     def __init__(self, *notes: str) -> None:
         """`notes` are told in this order, others as they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.looked = 0  # at so many rows
+        self.rows = 0  # that were looked at
 
-    def look(self, line: int, found: Iterable[tuple[str, str]]) -> None:
+    def add(self, line: int, found: Iterable[tuple[str, str]]) -> None:
         """`found`: notes about a row, and what stands there."""
-        self.looked += 1
+        self.rows += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
         """What to tell of them, where `count` rows were looked at."""
         rare = {note for note, places in self.places.items() if len(places) < count * MOSTLY.get(note, 0)}
-        told = {note: places for note, places in self.places.items() if places and note not in rare}
-        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in told.items()]
+        places_of = {note: places for note, places in self.places.items() if places and note not in rare}
+        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in places_of.items()]
 
 
-def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
+def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
     """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
     are the model's tokens, of which `typed` tells."""
     unread = row.keys() - columns.values()
-    marked = min((name for name in unread if (said := marks(name, row)) and not any(said)), default=None)
+    marked = min((name for name in unread if (values := marks(name, row)) and not any(values)), default=None)
     if marked is not None:
         yield LEFT_OUT_ROW, f", {marked}: {str(row[marked])[:40]}"
-    messages: list[Any] = made.get("messages", [])
+    messages: list[Any] = encoded.get("messages", [])
     if unknown := [message["role"] for message in messages if message["role"] not in ROLES]:
         yield UNKNOWN_ROLE, f", {unknown[0][:40]!r}"
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
     column = row.get(columns.get("question", columns.get("instruction", "")))
-    yield from of_texts([text for text in beside if isinstance(text, str)], [column, *map(made.get, ALONE)], messages)
+    yield from of_texts(
+        [text for text in beside if isinstance(text, str)], [column, *map(encoded.get, ALONE)], messages
+    )
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
     # A message may be about a mark, so there it begins with one.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
             yield note, f", {foreign[0]!r}"
-    if as_python := [text for text in (*answers, made.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
+    if as_python := [text for text in (*answers, encoded.get("completion", "")) if PYTHON_VALUE.fullmatch(text)]:
         yield PYTHON_ANSWERS, f", {as_python[0].strip()[:60]}"
     if floats := [text for text in answers if FLOAT.fullmatch(text)]:
         yield FLOAT_ANSWERS, f", {floats[0]}"
-    if made.get("rendered"):
-        yield from islice(unread_keys(messages, made["rendered"]), 1)
-        yield from [(RESPONSE_TWICE, "")] * bool(TAGS_TWICE.search(made["rendered"]))
+    if encoded.get("rendered"):
+        yield from islice(unread_keys(messages, encoded["rendered"]), 1)
+        yield from [(RESPONSE_TWICE, "")] * bool(TAGS_TWICE.search(encoded["rendered"]))
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
-    names = names_of_tools(made.get("tools"))
+    names = names_of_tools(encoded.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) for text in texts):
         yield TOOLS_TWICE, ""
@@ -149,10 +151,10 @@ def findings(row: Row, columns: dict[str, str], made: Any, own: Container[str] =
 
 def of_texts(beside: list[str], others: list[Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
     """`beside`: an input and a system message; `others`: what else is read. What a tool answered is its own."""
-    said = [message for message in messages if message["role"] not in TOOLS]
-    texts = [text for text in (*others, *(message["content"] for message in said)) if isinstance(text, str)]
+    spoken = [message for message in messages if message["role"] not in TOOLS]
+    texts = [text for text in (*others, *(message["content"] for message in spoken)) if isinstance(text, str)]
     nothing = [text for text in beside if NOTHING.fullmatch(text.strip())]
-    answers = [message["content"] for message in said if message["role"] == "assistant"]
+    answers = [message["content"] for message in spoken if message["role"] == "assistant"]
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     nothing += [text for text in texts if BROKEN_CELL.fullmatch(text.strip())]
     if nothing:
@@ -171,7 +173,9 @@ def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]
 
 def names_of_tools(tools: Any) -> list[str]:
     functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
-    return [function["name"] for function in functions if isinstance(function, dict) and says(function.get("name"))]
+    return [
+        function["name"] for function in functions if isinstance(function, dict) and is_filled(function.get("name"))
+    ]
 
 
 def is_described(names: list[str], text: str) -> bool:
