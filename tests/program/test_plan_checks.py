@@ -337,6 +337,7 @@ def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
     watch = Watch(tmp_path, {}, {}, None, keep=2)
     assert watch.bad_loss(1, 2.0, None) is None  # not measured when gradients are not clipped
     assert watch.bad_loss(2, 2.0, 1e-9) is None
+    assert watch.bad_loss(3, 0.0, 1e-5) is None  # short answers that the model knows by heart
     assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]
 
 

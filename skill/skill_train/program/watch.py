@@ -319,13 +319,13 @@ class Watch:
         }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
-        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0, a gradient of exactly 0, or
-        above 20 nats and four times the first loss."""
+        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0 at once, a gradient of 0,
+        or above 20 nats and four times the first loss. A loss that falls to 0 was learned, and has a small gradient."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
             symptom, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
-        elif loss == 0.0:
+        elif loss == first == 0.0:
             symptom, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
             symptom, causes = f"exploded to {loss:.3g}", "a learning rate too high"
