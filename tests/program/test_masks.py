@@ -18,7 +18,7 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.chat.answers import EARLIER_THOUGHTS, THOUGHTS_LEFT_OUT
+from skill_train.program.chat.answers import BESIDE_THOUGHTS, EARLIER_THOUGHTS, THOUGHTS_LEFT_OUT
 from skill_train.program.encode import ANOTHER_PROMPT, LEFT_OUT_TRAINED, NOT_RENDERED, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
@@ -443,6 +443,27 @@ def test_thoughts_that_the_template_leaves_out_are_told(
     encoder, _ = _encoder(tmp_path, kind, row)
     assert ("add them" in encoder(0, 1, row)["rendered"]) is not (told or answer.get("reasoning_content") == "")
     assert (THOUGHTS_LEFT_OUT in encoder.notes) is told
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("qwen3", "<think>\nadd\n</think>\n\nTwo,\n<think>\nonce more\n</think>\n\nFour.", True),
+        ("qwen3", "Let me see.\n<think>\nadd\n</think>\n\nFour.", True),
+        ("qwen2", "<think>\nadd\n</think>\n\nTwo,\n<think>\nonce more\n</think>\n\nFour.", False),  # as it stands
+        ("qwen3", "add\n</think>\n\nFour.", False),
+        ("qwen3", "<think>\n\n</think>\n\nFour, of <think>.", False),
+    ],
+)
+def test_a_text_beside_thoughts_that_the_template_leaves_out_is_told(
+    tmp_path: Path, kind: str, content: str, told: bool
+) -> None:
+    """Qwen3's template writes what follows the last `</think>`, and the thought before the first one."""
+    row = {"messages": [TURNS[1], {"role": "assistant", "content": content}]}
+    encoder, _ = _encoder(tmp_path, kind, row)
+    rendered = encoder(0, 1, row)["rendered"]
+    assert all(part in rendered for part in ("Two", "once more", "Let me see") if part in content) is not told
+    assert (BESIDE_THOUGHTS in encoder.notes) is told
 
 
 def test_a_template_that_removes_thoughts_from_the_last_answer_is_told(tmp_path: Path) -> None:

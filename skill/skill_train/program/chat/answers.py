@@ -24,6 +24,10 @@ EARLIER_THOUGHTS = (
     "the chat template leaves out the thoughts of earlier answers of a row, so these answers are trained without them: "
     "make a row of each answer to train its thoughts"
 )
+BESIDE_THOUGHTS = (
+    "the chat template leaves out text of answers before or between their thoughts, so it is not trained: write one "
+    "<think>, at the start of an answer"
+)
 ARGUMENTS_READ = (
     "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
     "objects, as it does from llama.cpp and vLLM"
@@ -156,8 +160,12 @@ def left_out_call(call: Any) -> Refused:
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
-    """What to tell of answers whose thoughts do not stand in the text."""
+    """What to tell of answers whose thoughts, or whose texts beside these, do not stand in the text."""
     for message in messages:
+        opened, _, rest = message["content"].partition("</think>")
+        beside = [opened.rpartition("<think>")[0], *re.split("</?think>", rest)] if rest else []
+        if message["role"] == "assistant" and not all(text.strip() in rendered for text in beside):
+            yield BESIDE_THOUGHTS
         thoughts = thoughts_of(message) if message["role"] == "assistant" else []
         if thoughts and not any(thought in rendered for thought in thoughts):
             yield THOUGHTS_LEFT_OUT if message is messages[-1] else EARLIER_THOUGHTS
