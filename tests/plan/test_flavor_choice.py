@@ -82,11 +82,12 @@ def _room(name: str) -> int:
     return (shipped_flavor(name).gpu_memory_bytes or 0) * shipped_flavor(name).gpus
 
 
-def test_a_price_is_time_times_the_price_of_an_hour() -> None:
+def test_a_price_is_the_begun_minutes_times_the_price_of_a_minute() -> None:
     plan = _cloud("qwen2.5-0.5b")
     seconds, cost = plan["estimates"]["seconds"], plan["estimates"]["cost_usd"]
-    assert cost["low"] == pytest.approx(seconds["low"] / 3600 * 0.40, abs=0.001)
-    assert cost["high"] == pytest.approx(seconds["high"] / 3600 * 0.40, abs=0.001)
+    minutes = [seconds[end] // 60 + (seconds[end] % 60 > 0) for end in ("low", "high")]
+    assert [cost["low"], cost["high"]] == [round(count * 0.40 / 60, 3) for count in minutes]
+    assert seconds["low"] % 60 > 6  # by the second it would cost less
     assert "$0.40 an hour" in cost["basis"] and "2026-08-22" in cost["basis"]
     assert "jobs-pricing" in next(r["source"] for r in plan["reasons"] if r["rule"] == "flavor")
 

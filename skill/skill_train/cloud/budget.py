@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.core.units import dollars
+from skill_train.core.units import bill, dollars
 from skill_train.run.plan_record import Estimate
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -111,8 +111,9 @@ def budget(
     if seconds is None:
         basis += f"; no estimate: {estimate.basis}"
     elif usd_per_hour is not None:
-        cost = (_bill(min(seconds[0], limit), usd_per_hour), _bill(min(seconds[1], limit), usd_per_hour))
-    most = None if usd_per_hour is None else _bill(limit, usd_per_hour)
+        low, high = (bill(max(1.0, min(each, limit)), usd_per_hour) for each in seconds)
+        cost = (low, high)
+    most = None if usd_per_hour is None else bill(limit, usd_per_hour)
     job_budget = Budget(need.flavor, limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
         _check_ceiling(job_budget, max_cost, spent, command)
@@ -136,11 +137,6 @@ def seconds_of(text: str) -> int:
             hint="--timeout 30m, --timeout 2h or --timeout 5400",
         )
     return seconds
-
-
-def _bill(seconds: float, usd_per_hour: float) -> float:
-    """Dollars of a job that runs so long: it is billed by the minute, and the first one is begun."""
-    return max(math.ceil(seconds / 60), 1) / 60 * usd_per_hour
 
 
 def _affordable(max_cost: float, usd_per_hour: float) -> int:
@@ -203,5 +199,5 @@ def _cheaper(job_budget: Budget, max_cost: float, spent: float, command: str) ->
     needed = job_budget.seconds[0] if job_budget.seconds else 60.0
     if paid_for >= needed:
         return f"{command} --timeout {paid_for // 60}m".lstrip()
-    least = math.ceil(needed / 60) / 60 * job_budget.usd_per_hour + spent
+    least = bill(needed, job_budget.usd_per_hour) + spent
     return f"--max-cost of {dollars(least)} or more, a cheaper --flavor, or fewer steps; no timeout is short enough"

@@ -12,6 +12,11 @@ def dollars(value: float) -> str:
     return f"${value:.{1 - math.floor(math.log10(abs(value)))}f}"
 
 
+def bill(seconds: float, usd_per_hour: float) -> float:
+    """Dollars of a job. The Hub bills begun minutes (huggingface.co/docs/hub/jobs-pricing, 2026-08)."""
+    return math.ceil(max(seconds, 0.0) / 60) / 60 * usd_per_hour
+
+
 def duration(seconds: float, *, estimated: bool = False) -> str:
     """`35.7 s`, `1.5 min`, `1.5 h`; whole seconds and minutes for an estimate."""
     if seconds >= 5400:

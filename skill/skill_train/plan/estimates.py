@@ -9,7 +9,7 @@ from skill_train.estimate.step import Part, Range
 from skill_train.estimate.targets import TargetDevice, machine_target
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
-from skill_train.plan.places import QUANTS, Candidate
+from skill_train.plan.places import QUANTS, Candidate, by_price
 from skill_train.run.plan_record import Estimate, EstimatePart, Estimates, FileEstimate, Offer, Prices
 
 OFFERS = 5  # flavors that a plan lists in addition to the chosen one
@@ -58,9 +58,8 @@ def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int, pictu
 
 def _offers(cloud: list[Candidate]) -> list[Offer]:
     """The cheapest flavors that fit, in order of price."""
-    fitting = [candidate for candidate in cloud if not candidate.problems and candidate.cost is not None]
-    fitting.sort(key=lambda c: (c.cost.middle if c.cost else 0.0, c.name))
-    return [Offer(c.name, _ends(_range(c.seconds, "")), _ends(_dollars(c))) for c in fitting[:OFFERS]]
+    fitting = sorted((each for each in cloud if not each.problems and each.cost is not None), key=by_price)
+    return [Offer(each.name, _ends(_range(each.seconds, "")), _ends(_dollars(each))) for each in fitting[:OFFERS]]
 
 
 def _prices(cloud: list[Candidate]) -> Prices | None:

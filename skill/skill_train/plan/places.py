@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.program_events import Probed
-from skill_train.core.units import dollars, gigabytes
+from skill_train.core.units import bill, dollars, gigabytes
 from skill_train.estimate.artifacts import disk_bytes, job_disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
@@ -119,14 +119,19 @@ def machine_of(flavor: Flavor) -> MachineFacts:
 
 def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
     """The cheapest place that fits and ends in time by its upper estimate, or the fastest that fits if none ends in
-    time. A place that keeps weights in host memory is used only if nothing else fits. Equal prices are ordered by name,
-    so that the same facts give the same plan."""
+    time. A place that keeps weights in host memory is used only if nothing else fits."""
     usable = [c for c in candidates if not c.problems and c.seconds is not None and c.cost is not None]
     usable = [c for c in usable if not c.fit.step.offload] or usable
     in_time = [c for c in usable if in_hours(c, max_hours)]
     if in_time:
-        return min(in_time, key=lambda c: (c.cost.middle if c.cost else math.inf, c.name))
-    return min(usable, key=lambda c: (c.seconds.middle if c.seconds else math.inf, c.name), default=None)
+        return min(in_time, key=by_price)
+    return min(usable, key=lambda candidate: by_price(candidate)[1:], default=None)
+
+
+def by_price(candidate: Candidate) -> tuple[float, float, str]:
+    """The middles of cost and time, and the name, so that the same facts give the same plan."""
+    cost, seconds = (math.inf if each is None else each.middle for each in (candidate.cost, candidate.seconds))
+    return cost, seconds, candidate.name
 
 
 def in_hours(candidate: Candidate, max_hours: float) -> bool:
@@ -154,9 +159,8 @@ def _candidate(
     seconds = None if parts is None else total(parts, parts[-1].because)
     cost = None
     if flavor is not None and seconds is not None:
-        a_second = flavor.usd_per_hour / 3600
         basis = f"{dollars(flavor.usd_per_hour)} an hour, price of {flavor.read_at}"
-        cost = Range(seconds.low * a_second, seconds.high * a_second, basis)
+        cost = Range(bill(seconds.low, flavor.usd_per_hour), bill(seconds.high, flavor.usd_per_hour), basis)
     unknown = dict(machine.unknown)
     if seconds is None:
         unknown["seconds"] = _why_no_time(model, machine, device)

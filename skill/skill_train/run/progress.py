@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from skill_train.core.errors import UsageError
+from skill_train.core.units import bill
 from skill_train.run.records import Number, convert
 from skill_train.run.train_record import StepLine
 
@@ -69,10 +70,8 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
 
 
 def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
-    """The cost of so many seconds. The Hub bills minutes (huggingface.co/docs/hub/jobs-pricing, 2026-08)."""
-    if seconds is None or usd_per_hour is None:
-        return None
-    return round(math.ceil(max(seconds, 0.0) / 60) * usd_per_hour / 60, 4)
+    """The cost of so many seconds."""
+    return None if seconds is None or usd_per_hour is None else round(bill(seconds, usd_per_hour), 4)
 
 
 def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
