@@ -110,3 +110,49 @@ def _write(path: Path, table: Any) -> None:
         import datasets
 
         datasets.Dataset(table).save_to_disk(str(path))
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0"
+GIF = b"GIF89a\x01\0\x01\0"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "saved"])
+def test_a_text_in_a_column_of_bytes_is_a_text(tmp_path: Path, name: str) -> None:
+    """As Impala, and pandas with bytes, write texts; bytes of pictures stay."""
+    columns = {
+        "question": pyarrow.array(["Wie viel sind zwei Äpfel?".encode(), None], pyarrow.binary()),
+        "answer": pyarrow.array([b"Two.", b""], pyarrow.large_binary()),
+        "image": pyarrow.array([PNG, GIF], pyarrow.binary()),
+        "images": pyarrow.array([[{"bytes": b"<svg/>", "path": "a.svg"}], [{"bytes": GIF, "path": None}]]),
+    }
+    _write(tmp_path / name, pyarrow.table(columns))
+    rows = [row for _, row in iter_rows(str(tmp_path / name), split="train")]
+    assert [row["question"] for row in rows] == ["Wie viel sind zwei Äpfel?", None]
+    assert [row["answer"] for row in rows] == ["Two.", ""]
+    assert [row["image"] for row in rows] == [PNG, GIF]
+    assert [row["images"][0]["bytes"] for row in rows] == [b"<svg/>", GIF]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "saved"])
+def test_numbers_of_classes_are_their_names(tmp_path: Path, name: str) -> None:
+    """A column of `ClassLabel`: -1 stands for no class."""
+    import datasets
+
+    labels = datasets.ClassLabel(names=["bad", "good"])
+    features = datasets.Features({"question": datasets.Value("string"), "answer": labels, "more": [labels]})
+    values = {"question": ["Is it?", "Was it?", "Who?"], "answer": [1, 0, -1], "more": [[0], [1], []]}
+    made = datasets.Dataset.from_dict(values, features=features)
+    if name == "saved":
+        made.save_to_disk(str(tmp_path / name))
+    else:
+        made.to_parquet(str(tmp_path / name))
+    rows = [row for _, row in iter_rows(str(tmp_path / name), split="train")]
+    assert [row["answer"] for row in rows] == ["good", "bad", None]
+    assert [row["more"] for row in rows] == [[0], [1], []]
+
+
+@pytest.mark.parametrize("said", ["{", "[]", '{"info": {"features": {"answer": {"_type": "ClassLabel", "names": 3}}}}'])
+def test_classes_without_names_stay_numbers(tmp_path: Path, said: str) -> None:
+    table = pyarrow.table({"question": ["Is it?"], "answer": [1]}).replace_schema_metadata({"huggingface": said})
+    _write(tmp_path / "rows.parquet", table)
+    assert [row["answer"] for _, row in iter_rows(str(tmp_path / "rows.parquet"), split="train")] == [1]

@@ -25,10 +25,10 @@ PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
     "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/choices", "chat/pairs", "examples",
-    "chat/answers", "chat/typed", "chat/row_notes", "chat/labels", "parquet", "pictures/locations", "pictures/decode",
-    "pictures/in_rows", "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens", "tables/shape",
-    "rows", "start/inputs", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/file_names",
-    "cloud/push", "cloud/job", "main",
+    "chat/answers", "chat/typed", "chat/row_notes", "chat/labels", "tables/columns", "parquet", "pictures/locations",
+    "pictures/decode", "pictures/in_rows", "pictures/parts", "pictures/engine", "pictures/processor",
+    "pictures/tokens", "tables/shape", "rows", "start/inputs", "split", "tokenizer", "encode", "model", "watch",
+    "trainer", "checks", "cloud/file_names", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 _NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 

@@ -1,11 +1,10 @@
-"""Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written."""
+"""Parquet and Arrow: checks tables before they are unpacked."""
 
 from __future__ import annotations
 
 import copy
-import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,9 +15,9 @@ from skill_train.program.examples import (
     repeated_key,
     require_distinct,
     unreadable,
-    with_distinct_keys,
 )
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
+from skill_train.program.tables.columns import as_written
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
@@ -321,50 +320,6 @@ def python_bytes(array: Any) -> int:
         return own + int(array.nbytes)
     lengths = compute.binary_length(array.dictionary)
     return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
-
-
-def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
-    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
-    for row in rows:
-        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
-
-
-def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """A function that turns a value of this type into what was written; None if it is that already."""
-    import pyarrow
-
-    types = pyarrow.types
-    if getattr(kind, "extension_name", None) == "arrow.json":
-        return None if json_read else json_in_column
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        item = arrow_reader(kind.value_type, json_read=json_read)
-        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
-    if types.is_map(kind) and types.is_string(kind.key_type):  # as Spark writes dictionaries of Python
-        each = arrow_reader(kind.item_type, json_read=json_read) or (lambda part: part)
-        return lambda pairs: (
-            pairs if pairs is None else with_distinct_keys([(name, each(part)) for name, part in pairs])
-        )
-    if not types.is_struct(kind):
-        return None
-    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
-            return value
-        return {
-            name: field(part) if (field := fields.get(name)) else part
-            for name, part in value.items()
-            if part is not None
-        }
-
-    return read
-
-
-def json_in_column(text: Any) -> Any:
-    """The value of a column of JSON; null stays."""
-    return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"

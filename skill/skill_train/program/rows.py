@@ -30,7 +30,6 @@ from skill_train.program.parquet import (
     INFO,
     SPLITS,
     STATE,
-    as_written,
     broken_arrow,
     check_arrow,
     iter_parquet,
@@ -51,6 +50,7 @@ from skill_train.program.pictures.locations import (
     picture_table,
     with_files,
 )
+from skill_train.program.tables.columns import as_written
 from skill_train.program.tables.shape import (
     OLD_ENCODINGS,
     SIGN_SAID,

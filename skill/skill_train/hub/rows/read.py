@@ -12,7 +12,7 @@ from skill_train.hub.dataset_card import Configuration
 from skill_train.hub.rows import first_rows
 from skill_train.hub.rows.remote import ByteBudget, RemoteFile, SplitFiles
 from skill_train.program.examples import RepeatedKey, Row
-from skill_train.program.parquet import as_written
+from skill_train.program.tables.columns import as_written
 from skill_train.recipe.fields import Recipe
 
 SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
