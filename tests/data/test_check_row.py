@@ -532,6 +532,21 @@ def test_an_input_of_zero_is_no_absent_one(value: float, why: str) -> None:
     assert trouble is not None and trouble.why.startswith(why)
 
 
+@pytest.mark.parametrize("instruction", ["", " ", None])
+@pytest.mark.parametrize("given", ["2 + 2", "", None, 0])
+def test_an_input_without_an_instruction_is_the_question(instruction: str | None, given: Any) -> None:
+    """As rows of Alpaca's format have it. Without both there is no question."""
+    columns = {name: name for name in ("instruction", "input", "output")}
+    row = {"instruction": instruction, "input": given, "output": "4"}
+    trouble = checker(DetectedFormat("instruction", columns, ""))(row)[2]
+    if given == "2 + 2":
+        assert trouble is None
+        assert to_example(row, "instruction", columns)["messages"][0]["content"] == "2 + 2"
+    else:
+        said = "input is 0 and not text" if given == 0 else "instruction is empty"
+        assert trouble is not None and trouble.refused and said in trouble.why
+
+
 SPOKEN = DetectedFormat("sharegpt", {"conversations": "conversations", "tools": "tools"}, "")
 
 

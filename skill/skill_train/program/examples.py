@@ -115,9 +115,8 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
 def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
-    user = text_of(value(names[0]), names[0])
-    if is_filled(value("input")) or value("input") == 0:
-        user += "\n\n" + text_of(value("input"), "input")
+    asking = [name for name in (names[0], "input") if is_filled(value(name)) or value(name) == 0] or names[:1]
+    user = "\n\n".join(text_of(value(name), name) for name in asking)
     answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
 
