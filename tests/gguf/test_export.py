@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 import gguf_maker
 import tiny
+import tiny_families
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.gguf import quantize
@@ -404,6 +405,40 @@ def test_an_adapter_that_llama_cpp_cannot_apply_is_refused_by_name(tmp_path, kin
     assert caught.value.code == "not_convertible"
     assert word in caught.value.got
     assert not (tmp_path / "gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "word"),
+    [
+        ("deepseek3", "kv_a_proj_with_mqa", "without its adapter"),
+        ("deepseek3", "kv_b_proj", "NotImplementedError"),
+        ("ministral3", "q_proj", "wrote something else"),
+    ],
+)
+def test_what_llama_cpp_leaves_out_or_writes_otherwise_is_refused(
+    family: str, target: str, word: str, tmp_path: Path
+) -> None:
+    """Its graph of DeepSeek reads two matrices as they are; its converter writes Ministral's own weights instead."""
+    base = tiny_families.folder(family)
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=[target])
+    with pytest.raises(UsageError) as caught:
+        exported_lora(base, adapter, tmp_path)
+    error = caught.value
+    assert error.code == "not_convertible" and word in error.got and "skill-train merge" in error.hint
+    assert not list((tmp_path / "gguf").glob("*")) and not (tmp_path / "lora.json").exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1e5])
+def test_a_number_that_the_file_cannot_hold_is_refused(number: float, tmp_path: Path) -> None:
+    base = tiny.cached("llama-spm")
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=["q_proj"])
+    weights = adapter / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"][0, 0] = number
+    save_file(tensors, weights)
+    with pytest.raises(UsageError, match=r"layers\.1\.self_attn\.q_proj") as caught:
+        exported_lora(base, adapter, tmp_path)
+    assert caught.value.code == "not_convertible" and not (tmp_path / "gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ _WHAT = {
     "embedding_b": "LoRA on an embedding, which llama.cpp cannot apply",
     "token_rows": "trained token rows",
 }
+# Of latent attention, as in DeepSeek: llama.cpp's graph (0.3.36) multiplies by these matrices themselves.
+_LEFT_OUT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
+_LARGEST = 65504.0  # that an f16 holds
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,19 @@ def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> 
         run_converter.without_code(request.base) as base,
         run_converter.without_code(request.adapter, lora_alpha=alpha) as view,
     ):
-        run_converter.run(
-            request.toolchain,
-            [str(view), "--base", str(base), "--outfile", str(part.resolve()), "--outtype", request.outtype],
-            model=request.adapter,
-            on_percent=lambda percent: progress(percent / 100, 1, "written"),
-            script="convert_lora_to_gguf.py",
-        )
-        tensors = len(read_gguf(part).tensors)
+        try:
+            run_converter.run(
+                request.toolchain,
+                [str(view), "--base", str(base), "--outfile", str(part.resolve()), "--outtype", request.outtype],
+                model=request.adapter,
+                on_percent=lambda percent: progress(percent / 100, 1, "written"),
+                script="convert_lora_to_gguf.py",
+            )
+        except UsageError as error:
+            if error.code != "not_convertible":
+                raise
+            raise _refused([f"its converter fails: {error.got}"]) from error
+        tensors = len(_pairs(part, read))
         output = exported_file(part, request.outtype)
         record = ExportRecord(
             step=request.record.stem,
@@ -108,7 +116,15 @@ def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> 
     return StepResult(record)
 
 
-def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
+def _pairs(file: Path, adapter: Adapter) -> list[str]:
+    """The names of the file's tensors. Of some families the converter writes the base's own weights instead."""
+    names = list(read_gguf(file).tensors)
+    if len(names) < 2 * len(adapter.modules) or not all(name.endswith((".lora_a", ".lora_b")) for name in names):
+        raise _refused([f"llama.cpp's converter wrote something else: {len(names)} tensors, such as {names[:1]}"])
+    return names
+
+
+def _problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
     """The parts of the adapter that llama.cpp cannot apply exactly; empty if it can apply all of them."""
     reasons = why_not_streamed(adapter)
     if adapter.config.get("fan_in_fan_out"):
@@ -117,10 +133,13 @@ def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
         f"{name} is stored whole (modules_to_save, a bias or an embedding)" for name in sorted(adapter.replaced)
     ]
     for module, parts in sorted(adapter.modules.items()):
+        leaf = module.rpartition(".")[2]
         reasons += sorted({f"{module} has {_WHAT[kind]}" for kind in parts if kind in _WHAT})
         reasons += _unlike_config(adapter, module)
-        if module.rpartition(".")[2] == "lm_head" and base_config.get("tie_word_embeddings"):
+        if leaf == "lm_head" and base_config.get("tie_word_embeddings"):
             reasons.append(f"{module} is tied to the embedding in the base model: llama.cpp crashes on the result")
+        if leaf in _LEFT_OUT:
+            reasons.append(f"{module}: llama.cpp multiplies by it without its adapter")
     if len(_alphas(adapter)) > 1:
         reasons.append(
             "its layers have different scales, and a file holds one alpha: "
@@ -142,6 +161,9 @@ def _unlike_config(adapter: Adapter, module: str) -> list[str]:
     )
     if "a" in parts and adapter.tensors[parts["a"]].shape[0] != rank:
         reasons.append(f"{module} has rank {adapter.tensors[parts['a']].shape[0]}, the config says {rank}")
+    matrices = (adapter.tensor(parts[kind]).float() for kind in "ab" if kind in parts)
+    if not all(bool((matrix.abs() <= _LARGEST).all()) for matrix in matrices):
+        reasons.append(f"{module} has a number that an f16 does not hold, or that is not finite")
     if not alpha or not math.isfinite(alpha):
         reasons.append(f"alpha is {alpha} in {module}: llama.cpp needs a number other than 0")
     return reasons
@@ -149,26 +171,30 @@ def _unlike_config(adapter: Adapter, module: str) -> list[str]:
 
 def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
     """The alpha for the file, and the reason for it."""
-    reasons = problems(adapter, read_json(base / "config.json"))
+    reasons = _problems(adapter, read_json(base / "config.json"))
     if not adapter.modules:
         reasons.append("it has no LoRA matrices")
     if new := new_tokens(base, adapter.folder):
         some = ", ".join(repr(text) for text in list(new.values())[:3])
         reasons.append(f"its tokenizer adds {len(new)} tokens ({some}), which the base's GGUF file lacks")
     if reasons:
-        raise UsageError(
-            f"llama.cpp cannot apply this adapter exactly: {reasons[0]}"
-            + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
-            code="not_convertible",
-            expected="LoRA matrices on attention and MLP layers, with one scale",
-            got="; ".join(reasons[:8]),
-            hint="merge it instead: skill-train merge RUN, then skill-train export-gguf RUN",
-        )
+        raise _refused(reasons)
     (alpha,) = _alphas(adapter)
     written = float(adapter.config["lora_alpha"])
     if math.isclose(alpha, written):
         return alpha, f"alpha {alpha:g}, as trained"
     return alpha, f"alpha {alpha:g} instead of {written:g}: llama.cpp scales by alpha / rank, the adapter otherwise"
+
+
+def _refused(reasons: list[str]) -> UsageError:
+    return UsageError(
+        f"llama.cpp cannot apply this adapter exactly: {reasons[0]}"
+        + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
+        code="not_convertible",
+        expected="LoRA matrices on attention and MLP layers, with one scale",
+        got="; ".join(reasons[:8]),
+        hint="merge it instead: skill-train merge RUN, then skill-train export-gguf RUN",
+    )
 
 
 def _alphas(adapter: Adapter) -> dict[float, str]:
