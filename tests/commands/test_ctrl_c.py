@@ -1,0 +1,49 @@
+"""Ctrl-C at the moments when Python itself would answer in the place of skill-train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+
+# Interrupts the load of a command in a text that runs as code: dataclasses makes methods so.
+IN_A_TEXT = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "skill_train.commands.diff":
+            exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+sys.meta_path.insert(0, Finder())
+"""
+SLOW = "import time\nprint('loading', flush=True)\ntime.sleep(30)\n"
+
+
+def _start(first: Path, *words: str) -> subprocess.Popen[str]:
+    """The command, for which the modules in a folder stand first."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(first), *filter(None, sys.path)))}
+    command = [sys.executable, "-m", "skill_train", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_exit_code_is_130_wherever_it_strikes(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IN_A_TEXT)
+    child = _start(tmp_path, "diff", "one", "two", "--format", "json")
+    out, err = child.communicate(timeout=60)
+    assert json.loads(out)["error"]["code"] == "interrupted", err
+    assert child.returncode == 130
+
+
+def test_while_it_loads_there_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(SLOW)
+    child = _start(tmp_path, "--help")
+    assert child.stdout and child.stdout.readline() == "loading\n"
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=20) == ("", "")
+    assert child.returncode == 130
