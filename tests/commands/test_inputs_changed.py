@@ -196,6 +196,25 @@ def test_a_recipe_that_was_edited_after_training_is_refused(commands: Commands, 
         plan.write_text(kept)
 
 
+@pytest.mark.parametrize("spoiled", ["plan.json", "adapter/adapter_model.safetensors", "adapter"])
+def test_status_names_no_step_that_refuses_what_was_trained(
+    commands: Commands, trained: Path, tmp_path: Path, spoiled: str
+) -> None:
+    run = Path(shutil.copytree(trained / "run", tmp_path / "run"))
+    if spoiled == "adapter":
+        shutil.rmtree(run / spoiled)
+    elif spoiled == "plan.json":
+        (run / spoiled).write_text((run / spoiled).read_text().replace('"lora_r": 16', '"lora_r": 4'))
+    else:
+        (run / spoiled).write_bytes(b"another")
+    refused = _call(commands, tmp_path, "merge run").answer["error"]
+    state = _call(commands, tmp_path, "status run")
+    if spoiled == "adapter":
+        assert (state.data["stage"], state.answer["next"]) == ("STOPPED", [refused["hint"]])
+        return
+    assert (state.data["stage"], state.data["why"], state.answer["next"]) == ("COMPLETED", refused, [])
+
+
 def test_the_adapter_and_the_records_of_another_run_are_refused(
     commands: Commands, trained: Path, tmp_path: Path
 ) -> None:

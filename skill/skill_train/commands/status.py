@@ -18,8 +18,9 @@ from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import quoted
+from skill_train.core.errors import UsageError, quoted
 from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
+from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
@@ -80,13 +81,13 @@ def _local_state(run: RunDir) -> tuple[Result, bool]:
 
 def _state_of(run: RunDir) -> State:
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
-    plan, done = plan_record.read(run.plan), run.record("train").is_file()
+    plan, done = plan_record.read(run.plan), run.record("train").is_file() and run.tuned.is_dir()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = progress.speed(text.splitlines())
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
     error = records.read(failed, TrainFailure).error if failed.is_file() and not done and not busy else None
-    smoke = smoke_failure(run, train_record.read(run.record("train"))) if done else None
+    refusal = (smoke_failure(run, train_record.read(run.record("train"))) or _changed(run)) if done else None
     modified = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
     backend = plan.placement.backend
     ended = "ELSEWHERE" if backend in cloud_record.ELSEWHERE else "STOPPED"
@@ -103,8 +104,17 @@ def _state_of(run: RunDir) -> State:
         "memory_bytes": measured.memory_bytes if measured else None,
         "progress": {"source": "metrics.jsonl" if measured else None, "age_seconds": rounded(age(modified))},
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
-        "why": msgspec.to_builtins(smoke.as_dict() if smoke else error),
+        "why": msgspec.to_builtins(refusal.as_dict() if refusal else error),
     }
+
+
+def _changed(run: RunDir) -> UsageError | None:
+    """What the next step would say: a file or the recipe is no longer the one that was trained."""
+    try:
+        trained(run)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _fresh(metrics: Path) -> bool:
