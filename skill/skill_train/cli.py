@@ -51,6 +51,7 @@ COMMANDS = {
     "skills": "Install this skill for coding agents, and check whether the installed copies are current.",
 }
 GROUPS = frozenset({"skills"})
+_END = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _LazyCommands(Commands):
@@ -80,8 +81,12 @@ def cli() -> None:
 
 def _make_ready() -> None:
     """Streams that take whatever is said. A shell can close any of the three (`>&-`). Python then has None for it, and
-    the next file that is opened gets its number."""
+    the next file that is opened gets its number. `kill` and a terminal that is closed end a command as Ctrl-C does."""
     seek_cycles_seldom()
+    with suppress(ValueError):  # only the main thread of a program may say so
+        for number in _END:
+            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores one
+                signal.signal(number, signal.default_int_handler)
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
@@ -120,7 +125,8 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         code = console.error(out_of_memory(error) or _odd_path(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *_END):
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -1,15 +1,21 @@
-"""Ctrl-C at the moments when Python itself would answer in the place of skill-train."""
+"""Ctrl-C at the moments when Python itself would answer in the place of skill-train, and what ends a command as it does."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+import killing
+import shared_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
@@ -47,3 +53,26 @@ def test_while_it_loads_there_is_no_traceback(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=20) == ("", "")
     assert child.returncode == 130
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    """By `kill`, `timeout`, a scheduler, or a terminal that is closed. The command alone is told."""
+    place, temporary = tmp_path / "place", tmp_path / "temporary"
+    run = Path(shutil.copytree(shared_runs.chain().run, place / "run"))
+    temporary.mkdir()
+    before, environment = killing.contents(run), dict(os.environ, TMPDIR=str(temporary))
+    step = killing.Step("quantize", ("export-gguf", "run", "--quant", "q5_0"), place, environment)
+    own = signal.signal(how, signal.SIG_DFL)  # `nohup make test` ignores it, and so would what starts here
+    child = killing.start(step, place, tmp_path / "log")
+    signal.signal(how, own)
+    while not list(temporary.glob("skill-train-*")):
+        assert child.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(child.pid).children(recursive=True)
+    child.send_signal(how)
+    out, err = child.communicate(timeout=120)
+    assert (child.returncode, json.loads(out)["error"]["code"]) == (130, "interrupted"), err
+    assert "Traceback" not in err and not list(temporary.glob("skill-train-*"))
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert killing.contents(run) == before and not list(place.rglob("*.part"))

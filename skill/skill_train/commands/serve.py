@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loop
 from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf
 from skill_train.llama.template import Conversation, special_texts
-from skill_train.program.folders.checkpoints import stop_signals
 
 PORT = 8000
 
@@ -47,8 +45,6 @@ def serve(options: ServeOptions, console: Console) -> Result:
     _require_key(options)
     key = None if options.api_key is None else read_key(options.api_key)
     require_server()
-    for number in set(stop_signals()) - {signal.SIGINT}:  # `kill` ends it as Ctrl-C does
-        signal.signal(number, signal.default_int_handler)
     chosen = gguf_of(options.model, options.quant)
     if chosen.model.pictures is not None:
         raise _reads_pictures(chosen)

@@ -20,7 +20,7 @@ from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
-from skill_train.run.begun import trained
+from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
