@@ -19,6 +19,6 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        # Ctrl-C inside a text that was run as code is remembered by Python, which ends by that signal. Another text
-        # makes it forget.
+        # A KeyboardInterrupt that leaves an exec(), such as that of dataclasses, makes CPython end by SIGINT instead of
+        # with our exit code (`run_eval_code_obj` in pythonrun.c). The next exec() resets this.
         exec("")  # noqa: S102

@@ -1,4 +1,4 @@
-"""Ctrl-C at the moments when Python itself would answer in the place of skill-train, and what ends a command as it does."""
+"""Ctrl-C where Python itself would answer in the place of skill-train, and the signals that end a command like it."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
-from skill_train.run.earlier_start import trained
+from skill_train.run.earlier_start import require_as_trained, require_trained_recipe
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
 # Pauses between two questions. A job takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
+_READ_BYTES = 1_000_000  # a file of at most this size is read whole
 _LATELY_SECONDS = 300.0
 _MESSAGES = {
     "colab": "it was written for Google Colab, which tells this machine nothing of it",
@@ -109,9 +110,14 @@ def _state_of(run: RunDir) -> State:
 
 
 def _changed(run: RunDir) -> UsageError | None:
-    """What the next step would say: a file or the recipe is no longer the one that was trained."""
+    """What the next step would say: a file or the recipe is no longer the one that was trained. Of a large file only
+    the size is compared, because reading it takes too long."""
+    record = train_record.read(run.record("train"))
+    sizes = {name: (run.path / name).stat().st_size if (run.path / name).is_file() else None for name in record.outputs}
+    names = [name for name, it in record.outputs.items() if it["bytes"] <= _READ_BYTES or sizes[name] != it["bytes"]]
     try:
-        trained(run)
+        require_trained_recipe(run, record)
+        require_as_trained(run, record, names)
     except UsageError as error:
         return error
     return None
