@@ -91,13 +91,13 @@ def _make_ready() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it, where the encoding is not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, for an encoding other than UTF-8
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
+    """The console script. Only this function turns errors into a message and an exit code."""
     _make_ready()
-    # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
+    # OpenMP reads this once, when torch or llama.cpp is loaded: threads that spin make a busy machine 10 times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
         code = console.error(_bad_usage(error, _command_words(arguments)))
     except ReaderGone:
         code = _unread()
-    except SystemExit as end:  # click ends so, with 1, when nobody reads its help to the end
+    except SystemExit as end:  # click exits with code 1 when the reader of its help page closes the pipe
         code = _unread() if type(sys.stdout).__name__.endswith("PacifyFlushWrapper") else end.code
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = console.error(
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     except OSError as error:
         code = console.error(out_of_memory(error) or system_error(error))
-    except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
+    except Exception as error:  # a bug keeps its traceback, and a program still gets a JSON envelope
         code = console.error(out_of_memory(error) or _odd_path(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
     for number in (signal.SIGINT, *_END):
@@ -132,11 +132,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def _unread() -> int:
     silence()
-    return 141  # as a shell calls it: 128 + SIGPIPE
+    return 141  # the exit code that a shell reports: 128 + SIGPIPE
 
 
 def _bad_usage(error: click.ClickException, command: list[str]) -> UsageError:
-    """With the way to say what is a field of a recipe, and no option."""
+    """Converts click's error. If the unknown option is a field of a recipe, the hint says how to set that field."""
     hint = " ".join(["skill-train", *command, "--help"])
     if isinstance(error, click.NoSuchOption) and command in (["plan"], ["local"], ["submit"]):
         from skill_train.recipe.fields import FIELDS
@@ -151,13 +151,13 @@ def _bad_usage(error: click.ClickException, command: list[str]) -> UsageError:
 
 
 def _command_in(arguments: list[str]) -> str:
-    """The command that was asked for, with its group, whether it exists or not."""
+    """The command in the arguments, with its group. The command may not exist."""
     words = [argument for argument in arguments if not argument.startswith("-")]
     return " ".join(words[: 1 + (words[0] in GROUPS)]) if words else ""
 
 
 def _command_words(arguments: list[str]) -> list[str]:
-    """The part of it that exists."""
+    """The words of the command in the arguments, up to the first one that names no command."""
     group: click.Command | None = cli
     words = []
     for word in _command_in(arguments).split():
@@ -169,7 +169,7 @@ def _command_words(arguments: list[str]) -> list[str]:
 
 
 def _format_in(arguments: list[str]) -> Format:
-    """The format that was asked for, for errors that come before the options are parsed."""
+    """The value of `--format`, for errors that occur before click has parsed the options."""
     for position, argument in enumerate(arguments):
         value = argument.removeprefix("--format=") if argument.startswith("--format=") else None
         if argument == "--format" and position + 1 < len(arguments):
@@ -180,7 +180,7 @@ def _format_in(arguments: list[str]) -> Format:
 
 
 def _odd_path(error: Exception) -> SkillTrainError | None:
-    """What Python has no class of `OSError` for: a loop of links (3.11), no home, and a name that is not UTF-8."""
+    """The error for a path problem that is no `OSError`: a loop of links (Python 3.11), no home, no UTF-8."""
     words = str(error)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         wrong, expected, hint = "a name or a text is not UTF-8", "names in UTF-8", "rename what `got` shows"

@@ -1,7 +1,7 @@
 """The only module that prints.
 
 stdout carries exactly one result: a JSON document, a human summary, or one bare value. Progress, warnings and hints go
-to stderr. Nothing ever asks a question; what a person types to a model in a terminal, `typed` reads.
+to stderr. No command asks a question. Only `typed` reads input: what a person types to a model in a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skill_train.core.errors import SkillTrainError, Temporary
 
 Format = Literal["auto", "human", "json", "quiet"]
 Bar = Callable[[float, float, str], None]  # shows the progress of a step: done, the total in the same unit, a few words
-Warn = Callable[[str, str], None]  # tells of what may be wrong: a code, a sentence
+Warn = Callable[[str, str], None]  # shows a warning: a code, a sentence
 
 _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
@@ -72,7 +72,7 @@ class Console:
             self.status(text)
 
     def piece(self, text: str) -> None:
-        """A part of a line, on stdout for a person: an answer while it is written."""
+        """Prints a part of a line on stdout for a person, such as the next words of an answer."""
         if self.mode == "human":
             try:
                 print(clean(text), end="", flush=True)
@@ -85,7 +85,7 @@ class Console:
             human(_screen())
 
     def typed(self, sign: str) -> str | None:
-        """The next line of a person in a terminal; None at its end. Only a command that is a conversation reads it."""
+        """The next line that a person types in a terminal; None at the end of the input. `sign` is the prompt."""
         self.piece(sign)
         line = sys.stdin.readline()
         if not line:
@@ -94,7 +94,7 @@ class Console:
 
     @property
     def is_conversation(self) -> bool:
-        """Whether a person reads and types."""
+        """Whether a person reads the output and types the input."""
         return self.mode == "human" and sys.stdin.isatty()
 
     def warn(self, code: str, message: str) -> None:

@@ -12,7 +12,7 @@
     └── NativeCrash          exit 1  native code (llama.cpp) ended by a signal
 
 A message says what is wrong and with which value; `expected` and `got` are the two sides; `hint` is the next command.
-`cli` turns each into one error on the screen and its exit code. Anything else is a bug and keeps its traceback.
+`cli` prints the error and exits with its code. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXIT_CODES: dict[int, str] = {
     130: "interrupted (Ctrl-C); what was finished is kept, run the same command again",
 }
 
-# The last words of native code that ran out of memory: C++ and Rust then end by SIGABRT, and glibc with code 127 [ran].
+# What native code prints when it runs out of memory. C++ and Rust then end by SIGABRT, and glibc with code 127 [ran].
 DIED_OF_MEMORY = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
 _TELLING = 3  # a word with fewer letters could be the start of too many choices
 
@@ -110,7 +110,7 @@ def not_installed(package: str, extra: str) -> NotInstalled:
 
 
 def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
-    """The error that a child program reported as data, with the class of its exit code."""
+    """The error that a child program reported as JSON. The exit code decides its class."""
     classes = (UsageError, DecisionNeeded, AccessError, TrainingFailed, VerificationFailed, NotInstalled, Temporary)
     kind = next((c for c in classes if c.exit_code == exit_code), TrainingFailed)
     return kind(
@@ -124,7 +124,7 @@ def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """In this block a refusal of the training program becomes an error of ours."""
+    """Converts a `Refused` of the training program, raised in this block, to a `SkillTrainError`."""
     try:
         yield
     except Refused as refusal:
@@ -133,7 +133,8 @@ def refusals() -> Iterator[None]:
 
 @contextmanager
 def in_hints(placeholder: str, words: str) -> Iterator[None]:
-    """In this block the hint of an error says what the packages below do not know, in place of their placeholder."""
+    """Replaces a placeholder in the hint of an error that is raised in this block. The packages below do not know
+    `words`, such as the name of the run."""
     try:
         yield
     except SkillTrainError as error:
@@ -171,8 +172,8 @@ def no_disk(error: BaseException) -> DecisionNeeded | None:
 
 
 def system_error(error: OSError) -> SkillTrainError:
-    """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
-    names = [str(name) for name in (error.filename, error.filename2) if name]  # two of a file that is renamed
+    """The error for a full or read-only disk, or a missing permission, with the path. The user can mend it."""
+    names = [str(name) for name in (error.filename, error.filename2) if name]  # a rename has two
     return no_disk(error) or UsageError(
         f"{error.strerror or error}{': ' if names else ''}{' → '.join(names)}",
         code="system_error",
@@ -185,7 +186,7 @@ def failure_of(error: Exception) -> Failure | None:
     """An error as a child program reports it; None for a bug."""
     understood = error if isinstance(error, SkillTrainError) else out_of_memory(error)
     if understood is None and isinstance(error, OSError) and (error.errno is not None or no_disk(error)):
-        understood = system_error(error)  # one without a number is of a library, such as of Pillow
+        understood = system_error(error)  # an OSError without a number comes from a library, such as Pillow
     return None if understood is None else {"error": understood.as_dict(), "exit_code": understood.exit_code}
 
 

@@ -1,8 +1,8 @@
 """Writes results so that a file or a folder is complete or does not exist.
 
 An unfinished result lies beside its final name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part,
-and the next process that writes the same result removes it, if nobody still works on it. A process id can answer that
-only in one place: one container of one machine since its last start. Temporary folders name their owner too.
+and the next process that writes the same result removes it if its owner has ended. A process id shows that only in one
+place: one container of one machine since its last start. Temporary folders name their owner too.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_file(final: Path) -> Iterator[Path]:
-    """A temporary file name beside `final`, which is removed when the block ends. What a killed process leaves of it is
-    removed with the other parts of `final`."""
+    """A temporary file name beside `final`. The file is removed when the block ends. A file that a killed process left
+    is removed with the other parts of `final`."""
     part = _part_of(final)
     try:
         yield part
     finally:
-        with contextlib.suppress(OSError):  # a read-only disk refuses to remove even what is not there
+        with contextlib.suppress(OSError):  # a read-only disk refuses to remove even a missing file
             part.unlink(missing_ok=True)
 
 
@@ -93,8 +93,8 @@ def whole_file(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder among the temporary files, which is removed when the block ends. Those that killed processes of this
-    user left are removed before."""
+    """A temporary folder that is removed when the block ends. First removes the folders that killed processes of this
+    user left."""
     import tempfile
 
     _remove_left_scratch(Path(tempfile.gettempdir()))
@@ -161,7 +161,7 @@ def place() -> str:
     """The scope in which a process id is unique: this host, since its last start, in this container."""
     import socket
 
-    boot = namespace = ""  # other systems than Linux tell neither
+    boot = namespace = ""  # only Linux reports them
     with contextlib.suppress(OSError, ValueError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A worker that stays: it loads once and answers many requests, each with as many lines as it likes.
+"""A worker that stays: it loads once and answers many requests, each with one or more lines.
 
-`run_worker` gives its job in a file. Here the job and each request are a line of JSON on the child's standard input, so
-what they carry stands in no list of arguments, no environment and no file.
+`run_worker` gives its job in a file. Here the job and each request are a line of JSON on the child's standard input.
+Their content is thus in no list of arguments, no environment and no file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class LiveWorker:
 
     module: str
     process: subprocess.Popen[str]
-    log: Path  # what native code said; it grows while the worker lives
-    file: str  # the GGUF file that it is about; empty for none
+    log: Path  # the output of native code; it grows while the worker lives
+    file: str  # the name of the job's GGUF file; empty for none
 
     def send(self, request: object) -> None:
-        """One request. A worker that has ended says so at the next `receive`."""
+        """Sends one request. If the worker has ended, the next `receive` raises the error."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -49,7 +49,7 @@ class LiveWorker:
 
         Raises:
             SkillTrainError: the worker reported this error.
-            NativeCrash: it ended.
+            NativeCrash: the worker ended.
             DecisionNeeded: there was not enough memory.
         """
         assert self.process.stdout is not None
@@ -64,10 +64,10 @@ class LiveWorker:
         return answer
 
     def receive_within(self, seconds: float) -> Any:
-        """As `receive`, and a worker that says nothing for so long is ended.
+        """As `receive`, but ends a worker that sends nothing within `seconds`.
 
         Raises:
-            NativeCrash: it said nothing.
+            NativeCrash: the worker sent nothing.
         """
         limit = threading.Timer(seconds, self.process.kill)
         limit.start()
@@ -83,7 +83,7 @@ class LiveWorker:
 
 @contextlib.contextmanager
 def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
-    """A worker with its job, which is ended with the block."""
+    """Starts a worker and sends its job. The worker is ended with the block."""
     with scratch_folder() as folder:
         log = folder / "log.txt"
         with started(log, module) as process:
@@ -94,14 +94,14 @@ def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
             finally:
                 process.kill()
                 assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError):  # a request that it never read
+                with contextlib.suppress(BrokenPipeError):  # the worker did not read the last request
                     process.stdin.close()
 
 
 def live_worker_main(work: Callable[[Any, Callable[[], Any], Send], None]) -> None:
-    """Calls `work(job, receive, send)`. For workers: the process ends with it, or when the command has ended."""
+    """Calls `work(job, receive, send)`. For workers: the process ends after `work`, or when the command has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
-    # What native code prints goes to the log, and not between the lines.
+    # The output of native code goes to the log, and not between the answers.
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     keep_freed()

@@ -1,4 +1,4 @@
-"""Memory of processes: the peak of this one and of those that it started, and what the allocator keeps.
+"""Memory of processes: the peak of this process and of its children, and the memory that the allocator keeps.
 
 On Linux `ru_maxrss` survives fork and exec. It begins with the value of the parent, so children seem as large as the
 parent. VmHWM counts only the program itself, and exists while it runs. macOS counts each program separately.
@@ -21,8 +21,8 @@ _CHILDREN: list[int] = []  # holds only the largest value
 
 
 def peak_memory_bytes(children: bool = False) -> int | None:
-    """The highest resident memory of this process (or of the watched children); None where the system does not report
-    it."""
+    """The highest resident memory in bytes of this process, or of the watched children; None if the system does not
+    report it."""
     if sys.platform == "linux":
         return max(_CHILDREN, default=None) if children else _high_water("self")
     import resource
@@ -55,8 +55,8 @@ def _high_water(process: int | str) -> int | None:
 
 
 def limit_process(memory_bytes: int, *, seconds: int | None = None) -> None:
-    """Lets the system refuse this process more memory than that and end it after so many seconds of the processor, even
-    inside one long operation."""
+    """Limits the address space of this process, and its seconds of the processor. The system enforces both even inside
+    one long operation."""
     import resource
 
     with contextlib.suppress(ValueError, OSError):  # macOS does not always accept the memory limit
@@ -66,15 +66,15 @@ def limit_process(memory_bytes: int, *, seconds: int | None = None) -> None:
 
 
 def keep_freed() -> None:
-    """Has glibc keep memory that was freed for the next block of its size. Other allocators are left as they are.
+    """Makes glibc keep freed memory for the next block of its size. Other allocators are left as they are.
 
-    glibc gives blocks above 128 kB, and the end of its heap, back to the system as soon as they are free. Work on
-    blocks of a few MB then asks for new pages again and again, and the system zeroes each. Without this function
-    `verify` of a model of 10 million weights took 57 s of the processor, 25 of them in the system, and 38 s with it (2
-    cores of a virtual machine, 2026-11-25).
+    glibc returns blocks above 128 kB, and the end of its heap, to the system as soon as they are free. Work on blocks
+    of a few MB then asks for new pages again and again, and the system zeroes each. `verify` of a model of 10 million
+    weights took 57 s of the processor without this function, 25 of them in the system, and 38 s with it (2 cores of a
+    virtual machine, 2026-11-25).
 
-    Each thread has a heap of its own there, and keeps what it freed: with one heap for all, `verify` of 0.5 billion
-    weights took 2.02 GB and 2.30 GB without (2026-11-23).
+    In glibc each thread has its own heap and keeps the memory that it freed. `verify` of 0.5 billion weights took
+    2.02 GB with one heap for all threads, and 2.30 GB without (2026-11-23).
     """
     import ctypes
 

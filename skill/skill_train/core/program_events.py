@@ -28,7 +28,7 @@ class Note(TypedDict):
 
 
 class DataRead(TypedDict):
-    """The figures of the data; earlier programs counted no repeated rows."""
+    """The figures of the data. Earlier versions of the program did not count repeated rows."""
 
     event: Literal["data"]
     train_rows: int
@@ -59,7 +59,7 @@ class Timed(TypedDict):
 
 
 class Probed(TypedDict):
-    """The passes of `--probe`, as the cache keeps them too."""
+    """The timed passes of `--probe`. The cache stores them in this form."""
 
     float32: Timed
     bfloat16: Timed
@@ -93,8 +93,7 @@ _KINDS = {"failed": _Failed, "stage": StageBegan, "note": Note, "data": DataRead
 
 
 def events(text: str) -> Iterator[Event]:
-    """The events among the lines. The other lines are words of libraries, some of which also log JSON with an
-    `event`."""
+    """The events among the lines. The other lines come from libraries. Some libraries also log JSON with an `event`."""
     for line in text.splitlines():
         try:
             event = json.loads(line)
@@ -105,7 +104,7 @@ def events(text: str) -> Iterator[Event]:
 
 
 def _is_event(document: Any) -> TypeGuard[Event]:
-    """Whether it has the fields of its kind. Those of `probe` are judged by whoever reads it."""
+    """Whether a document has the fields of its event. The reader of a `probe` event checks the fields itself."""
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
         return False
     try:

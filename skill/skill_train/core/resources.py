@@ -1,5 +1,5 @@
-"""Files that are shipped with the package: the demo, the skill, the program of a SkyPilot node. In a checkout they are
-read from the repository."""
+"""Files that are shipped with the package: the demo, the skill, and the program of a SkyPilot node. A checkout reads
+them from the repository."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def node_program() -> Path:
 
 
 def demo(method: str = "text") -> Path:
-    """The embedded model, dataset and recipe of text or vision."""
+    """The folder with the embedded model, dataset and recipe, for text or for the method `vision`."""
     return _PACKAGE / "demo" if method == "text" else _PACKAGE / "demo" / method
 
 
 def report() -> Path:
-    """Template and style sheet of the report."""
+    """The folder with the template and the style sheet of the report."""
     return _PACKAGE / "report"
 
 

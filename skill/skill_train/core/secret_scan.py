@@ -1,4 +1,4 @@
-"""Searches everything that leaves this machine for secrets: every byte of a file of any kind and size."""
+"""Searches everything that leaves this machine for secrets. Every byte of a file is read, whatever its kind or size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from skill_train.core.secrets import BEGINNINGS, LEAST, token_pattern
 
 _BLOCK = 1 << 20
-_OVERLAP = 4096  # the overlap of two blocks is longer than a token of which each letter is an escape
+_OVERLAP = 4096  # bytes that two blocks share: more than a token with every letter escaped
 _TOKEN = re.compile(token_pattern().pattern.encode(), re.ASCII)
 _TOKEN_BEGINNINGS = tuple(beginning.encode() for beginning in BEGINNINGS)
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----[\s\\nr]*[A-Za-z0-9+/=:-]{16}")
@@ -29,7 +29,7 @@ def secret_in(source: Path | bytes, own: str | None = None) -> str | None:
     be read.
 
     Args:
-        own: the token in use, which is found wherever it stands, also inside a word.
+        own: the token in use. It is found anywhere, even inside a word.
     """
     token = (own or "").encode("utf-8", "replace")
     for block in _blocks(source):

@@ -1,4 +1,4 @@
-"""Secrets: Hub tokens in the wrong place, such as an argument, and keys from where they belong.
+"""Secrets: refuses Hub tokens in the wrong place, such as an argument, and reads keys from a variable or a file.
 
 A token that was found is not printed, and the command ends.
 """
@@ -28,8 +28,8 @@ _BEGINS = (
 
 
 def token_pattern(least: int = LEAST) -> re.Pattern[str]:
-    """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token, which at least so
-    many letters follow: fewer if hiding too much is better than hiding too little."""
+    """The pattern of a Hub token. Group 1 is the kind of token; at least `least` letters follow it. With a smaller
+    `least` it also matches words that may be no tokens."""
     signed = rf"(?:(?<=oauth_)|(?<=jwt_))[\w.~+/=-]{{{least},}}"
     return re.compile(rf"{_BEGINS}(hf_oauth|hf_jwt|hf|api_org)_(?:{signed}|[A-Za-z0-9]{{{least},}})", re.ASCII)
 
@@ -38,7 +38,7 @@ _TOKEN = token_pattern()
 
 
 def masked(text: str) -> str:
-    """The text with each token replaced by its kind and three dots, and the one in use wherever it stands."""
+    """The text with each token replaced by its kind and three dots. The token in use is replaced even inside a word."""
     own = os.environ.get("HF_TOKEN", "")
     text = text.replace(own, "hf_…") if len(own) >= LEAST else text
     if not any(beginning in text for beginning in BEGINNINGS):  # a hundred times faster than the pattern
@@ -77,10 +77,10 @@ def pasted(where: str, expected: str) -> UsageError:
 
 
 def read_key(source: str) -> str:
-    """The key that a variable (`env:NAME`) or a file holds. Neither it nor what was given in its place is printed.
+    """The key in a variable (`env:NAME`) or a file. Neither the key nor `source`, which may be the key, is printed.
 
     Raises:
-        UsageError: there is none, or it is too short.
+        UsageError: there is no key, or it is too short.
     """
     name = source.removeprefix("env:")
     if name != source:

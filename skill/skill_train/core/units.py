@@ -37,11 +37,11 @@ def megabytes(count: float, digits: int = 1) -> str:
 
 
 def enough_megabytes(count: int) -> str:
-    """`1.235 MB` for 1,234,321 bytes: four digits, rounded up, so that so much is enough."""
+    """`1.235 MB` for 1,234,321 bytes: four digits, rounded up, so that the bytes fit."""
     step = 10 ** max(0, len(str(count)) - 4)
     return f"{-(-count // step) * step / 1e6:g} MB"
 
 
 def size(count: float) -> str:
-    """`1.50 GB`, and `15.0 MB` below a tenth of one."""
+    """`1.50 GB`, or `15.0 MB` below 0.1 GB."""
     return gigabytes(count, 2) if count >= 1e8 else megabytes(count)

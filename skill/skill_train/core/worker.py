@@ -46,11 +46,11 @@ PROGRESS = "@progress "
 PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line
 _TAIL_LINES = 12
 _WANTED = re.compile(r"GGML_ASSERT\((.*)\) failed")  # what llama.cpp checks before it ends its process
-_SHOWN = 200  # characters of that
-# What llama.cpp's processes get besides. Waiting threads (OpenMP) spin; on a busy machine that made small steps ten
-# times slower. A failed check starts gdb where there is one: it took 15 s, and once a minute.
+_SHOWN = 200  # characters of such a check in a message
+# Variables for the processes of llama.cpp. OpenMP's waiting threads spin, which made small steps ten times slower on a
+# busy machine. A failed check starts gdb if it is installed: that took 15 s, and once a minute.
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "GGML_NO_BACKTRACE": "1"}
-# No native code ends itself so: the file that it was about is not to blame.
+# Signals with which native code never ends itself, so the GGUF file is not to blame.
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) if os.name == "posix" else ()
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -59,11 +59,10 @@ _ENDING = threading.Event()
 
 
 def llama_cpp_folder() -> Path:
-    """The folder of llama-cpp-python. It is not imported, because that would load the native library, which only
-    workers may do.
+    """The folder of llama-cpp-python, without importing it: only workers may load its native library.
 
     Raises:
-        NotInstalled: it is missing.
+        NotInstalled: llama-cpp-python is missing.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
@@ -74,12 +73,12 @@ def llama_cpp_folder() -> Path:
 def run_worker(
     module: str, job: object, answer: type[Answer], *, progress: Bar | None = None, most_seconds: float | None = None
 ) -> Answer:
-    """The result of one job.
+    """Runs one job in a worker and returns its result.
 
     Args:
         module: the worker, such as `skill_train.llama.inference_worker`.
-        job: of the class that the worker reads.
-        answer: what the worker's result is; `object` if nobody reads it.
+        job: an object of the class that the worker reads.
+        answer: the class of the worker's result; `object` if nobody reads it.
         progress: called with the worker's progress lines.
         most_seconds: the worker is ended after this time.
 
@@ -109,13 +108,13 @@ def run_worker(
 
 
 def file_of(job: object) -> str:
-    """The name of the GGUF file that a job is about; empty for none."""
+    """The name of a job's GGUF file; empty if it has none."""
     return Path(str(job["gguf"])).name if isinstance(job, Mapping) and job.get("gguf") else ""
 
 
 def ended_without_result(module: str, code: int, log: str, file: str) -> DecisionNeeded | NativeCrash | Interrupted:
-    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result. `file` is the GGUF
-    file that it was about, or empty."""
+    """The error of a worker that ended without a result. `code` is its exit code, negative for a signal. `file` is the
+    name of its GGUF file, or empty."""
     if code == -signal.SIGKILL or died_of_memory(log):  # glibc ends with exit 127 then
         return _no_memory(module, code, log)
     if -code in _FROM_OUTSIDE:
@@ -165,7 +164,7 @@ def worker_main(run: Callable[[Job], object], kind: type[Job]) -> None:
             raise
         sys.exit(errno.ENOSPC)  # the log in the same folder can hold no words either
     if peak := peak_memory_bytes():
-        print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
+        print(f"\n{PEAK}{peak}", flush=True)  # native code may have left a line without an end
 
 
 def _end_with_the_command() -> None:
@@ -195,7 +194,7 @@ def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
 
 @contextlib.contextmanager
 def started(log: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker with pipes for its input and its output. What it says besides goes to `log`."""
+    """Starts a worker with pipes for its input and its output. Its stderr goes to `log`."""
     environment = QUIET | dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
     command = [sys.executable, "-m", module, *arguments]
     with (
