@@ -1,1 +1,1 @@
-"""What a run leaves on disk: folder, lock, records, and what differs between two."""
+"""The files of a run: its folder, its lock and its records, and the comparison of two runs."""

@@ -1,9 +1,9 @@
-"""`cloud.json`: the jobs of Hugging Face that belong to a run directory. It is written before the first job starts.
+"""`cloud.json`: the Hub jobs of a run directory. It is written before the first job starts.
 
     {"schema", "backend", "run_id", "plan_hash", "namespace", "hub_model_id", "bucket", "folder", "data", "jobs": […]}
 
-A job in state `starting` was asked for, and nobody knows whether it exists. Its labels must be looked for before
-another job is started.
+A job in state `starting` was requested, and it is not known whether it exists. Before another job is started, the Hub
+must be searched for its labels.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Whole  # from 1; also in the label `attempt`
     state: Literal["starting", "started"]
     flavor: str
-    # None for a job that is known by its id only, because the Hub's client does not give it
+    # None for a job of which only the id is known, because the Hub's client does not report its timeout
     timeout_seconds: Whole | None
     asked_at: str
-    usd_per_hour: Number | None = None  # price of its flavor when it was asked for; None if no price was known
-    # job_id, url, created_at: None while it is starting
+    usd_per_hour: Number | None = None  # price of the flavor when the job was requested; None if unknown
+    # job_id, url, created_at: None while the job is starting
     job_id: str | None = None
     url: str | None = None
     created_at: str | None = None
-    max_cost: Number | None = None  # dollars that it was allowed to cost; None without a limit
-    # stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
+    max_cost: Number | None = None  # dollars that the job may cost; None without a limit
+    # stage, ended_at, seconds, cost_usd: None until the job was seen to have ended. `seconds` is its running time.
     stage: str | None = None
     ended_at: str | None = None
     seconds: Number | None = None
@@ -54,10 +54,10 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local data that was uploaded. A job finds it below `mount_path`, under the name that it has here."""
+    """Local data that was uploaded. In a job it is below `mount_path`, under the name that it has here."""
 
     mount_path: str
-    # bytes, files: how much was uploaded; None for a run that is known by the id of a job only
+    # bytes, files: how much was uploaded; None for a run of which only a job's id is known
     bytes: Whole | None
     files: Whole | None
     # bucket, folder: of a synced volume; None if a dataset repository holds the data
@@ -69,7 +69,7 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_mount(cls, mount: Mount, size: int | None = None, files: int | None = None) -> CloudData:
-        """The data that a job sees with this mount; `size` in bytes."""
+        """The data at this mount of a job; `size` in bytes."""
         if mount.kind == "dataset":
             return cls(mount.mount_path, size, files, repository=mount.bucket, revision=mount.revision)
         return cls(mount.mount_path, size, files, bucket=mount.bucket, folder=mount.folder)
@@ -82,13 +82,13 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA):
-    """All that is known here about a run in the cloud. Nothing in it is secret."""
+    """Everything that this machine knows about a run in the cloud. Nothing in it is secret."""
 
-    run_id: RunId  # in the labels of each of its jobs
-    plan_hash: PlanHash  # the result of the function of that name
+    run_id: RunId  # also in the labels of each job of the run
+    plan_hash: PlanHash  # the result of the function `plan_hash`
     namespace: str
     hub_model_id: str
-    # bucket, folder: where the program, the plan and the stored files of the run are; None before the first job
+    # bucket, folder: hold the program, the plan and the stored files of the run; None before the first job
     bucket: str | None = None
     folder: str | None = None
     data: CloudData | None = None  # None for a dataset of the Hub
@@ -106,13 +106,13 @@ class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return next((job for job in reversed(self.jobs) if job.job_id is not None), None)
 
     def with_job(self, job: CloudJob) -> CloudRecord:
-        """The record with this job. It replaces the job with its number, or is a new one."""
+        """The record with this job added. It replaces a job of the same number."""
         others = (earlier for earlier in self.jobs if earlier.number != job.number)
         return msgspec.structs.replace(self, jobs=tuple(sorted((*others, job), key=lambda each: each.number)))
 
 
 def plan_hash(plan: Plan) -> str:
-    """16 hex digits that change with what is trained and with what it is trained on."""
+    """16 hex digits that change with the recipe, the placement, the flavor and the launch of a plan."""
     values = {
         "recipe_hash": plan.recipe_hash,
         "placement": msgspec.structs.asdict(plan.placement),
@@ -128,7 +128,7 @@ def labels(record: CloudRecord, number: int) -> dict[str, str]:
 
 
 def limits(timeout_seconds: int, max_cost: float | None) -> dict[str, str]:
-    """Labels by which other folders and machines know what a job may cost. The Hub takes no dot in a label."""
+    """Labels that tell other folders and machines what a job may cost. The Hub accepts no dot in a label."""
     most = {} if max_cost is None else {"max-cost-millionths": str(round(max_cost * 1e6))}
     return {"timeout": str(timeout_seconds)} | most
 
@@ -160,7 +160,7 @@ def read(run: RunDir) -> CloudRecord | None:
     for job in record.jobs:
         if (job.state == "started") != (job.job_id is not None):
             raise _broken(path, f"job {job.number} is {job.state!r}, with the id {job.job_id}")
-        for moment in filter(None, (job.asked_at, job.created_at)):  # nobody knows when an unknown job was asked for
+        for moment in filter(None, (job.asked_at, job.created_at)):  # `asked_at` may be empty if only the id was known
             try:
                 moment_of(moment)
             except ValueError:
@@ -179,10 +179,10 @@ def _broken(path: Path, got: str) -> UsageError:
 
 
 def submitted(run: RunDir) -> CloudRecord:
-    """The record of a run that was submitted.
+    """The record of a submitted run.
 
     Raises:
-        UsageError: it was not, or its record cannot be read.
+        UsageError: the run was not submitted, or its record cannot be read.
     """
     record = read(run)
     if record is None:
@@ -198,8 +198,8 @@ def submitted(run: RunDir) -> CloudRecord:
 
 
 def _otherwise(run: RunDir) -> str:
-    """The command for a folder that was not submitted: one that began to train on this machine, or is for machines of
-    other providers, goes on there."""
+    """The command for a folder that was not submitted. A run that began on this machine, or that is planned for another
+    provider, continues there."""
     if not RunDir.is_one(run.path):
         return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
     begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
@@ -208,22 +208,22 @@ def _otherwise(run: RunDir) -> str:
 
 
 def continue_command(run: RunDir) -> str:
-    """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
+    """The command that continues an unfinished run. For a submitted run it depends on the run's jobs."""
     return f"skill-train {continue_words(read(run), _backend(run))} {quoted(run.path)}"
 
 
 def _backend(run: RunDir) -> str | None:
-    """The backend of the plan; None if it cannot be read, which other steps report."""
+    """The backend of the plan; None if the plan cannot be read. Other steps report that error."""
     with contextlib.suppress(UsageError):
         return plan_record.read(run.plan).placement.backend if run.plan.is_file() else None
     return None
 
 
 def continue_words(record: CloudRecord | None, backend: str | None) -> str:
-    """What stands before the folder in that command.
+    """The words before the folder in `continue_command`.
 
     Args:
-        backend: of the plan. Google Colab and SkyPilot tell this machine nothing of their runs.
+        backend: the backend of the plan. Runs on Google Colab and SkyPilot leave no record on this machine.
     """
     if record is None and backend in ELSEWHERE:
         return f"submit --backend {backend}"
@@ -235,7 +235,7 @@ def continue_words(record: CloudRecord | None, backend: str | None) -> str:
 
 
 def require_not_submitted(run: RunDir) -> None:
-    """Refuses to train a submitted run here: its files could not be told from those of the job.
+    """Refuses to train a submitted run here, because its files could not be distinguished from the job's files.
 
     Raises:
         UsageError: the run was submitted.

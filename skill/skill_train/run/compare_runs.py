@@ -1,7 +1,7 @@
 """Compares two runs fact by fact: the recipe, which must be equal, and the placement, which may differ.
 
 A fact is a value under a dotted name, such as `trainer.learning_rate`. Only the facts that are listed here as placement
-may differ. Every other name belongs to the recipe, also an unknown one, so that no difference is overlooked.
+may differ. Every other fact belongs to the recipe, even if its name is unknown, so that no difference is overlooked.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Environment, FedData, FedRow, StepLine, TrainRecord
 
-# Arguments of transformers' and TRL's trainer that may differ (transformers 5.23, trl 1.16): where and in which pieces
-# the same rows are computed, and what is written, shown or uploaded meanwhile.
+# Arguments of transformers' and TRL's trainer that may differ (transformers 5.23, trl 1.16): they decide where and in
+# which pieces the same rows are computed, and what is written, shown or uploaded meanwhile.
 PLACEMENT_ARGUMENTS = {
     "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "tf32",
     "bf16_full_eval", "fp16_full_eval", "use_cpu", "gradient_checkpointing", "gradient_checkpointing_kwargs",
@@ -38,8 +38,7 @@ PLACEMENT_ARGUMENTS = {
 }  # fmt: skip
 PLACEMENT_OF: dict[str, set[str]] = {
     "trainer": PLACEMENT_ARGUMENTS,
-    # PEFT 0.21: names of the base, which the recipe and its fingerprint cover, and the version, which is a fact of its
-    # own.
+    # PEFT 0.21. The recipe and its fingerprint cover the names of the base. The version is a fact of its own.
     "lora": {"base_model_name_or_path", "revision", "peft_version", "inference_mode", "runtime_config"},
     "optimizer": {"foreach", "fused", "capturable", "differentiable"},  # ways to compute AdamW in torch
     "model": {"dtype", "attn_implementation"},
@@ -48,13 +47,13 @@ PLACEMENT_OF: dict[str, set[str]] = {
 # Sections that are placement as a whole.
 PLACEMENT_SECTIONS = {"placement", "launch", "machine", "processes", "policy"}
 ABSENT = "(absent)"
-_NAMED_MATRICES = 5  # of a mix, whose types differ
+_NAMED_MATRICES = 5  # matrices of different types that are named for two mixes
 _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """The files by which a run is compared; None or empty for a file that it does not have."""
+    """The files of a run that are compared; None or empty for a missing file."""
 
     # plan, environment, train: `plan.json`, `environment.json`, `train.json`
     plan: Plan
@@ -74,7 +73,7 @@ class RunDifference:
 
 
 class Losses(TypedDict):
-    """How far the losses of the common steps lie apart. `at_step` is None if they are equal."""
+    """The differences of the losses at the common steps. `at_step` is None if the losses are equal."""
 
     steps: int
     equal: bool
@@ -98,12 +97,12 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """`different`, `same`, or `incomplete`: the same as far as both runs have records."""
+        """`different`, `same`, or `incomplete`: no difference, but a record is missing."""
         return "different" if self.recipe else "incomplete" if self.not_compared else "same"
 
     @property
     def unexplained(self) -> bool:
-        """Whether the weights differ although nothing differs that could change a number."""
+        """Whether the weights differ although no difference of the runs could change a number."""
         sections = {each.fact.split(".")[0] for each in self.placement}
         return self.same_weights is False and not self.recipe and sections <= {"recipe", "trainer", "policy", "launch"}
 
@@ -112,7 +111,7 @@ def read_run(run: RunDir) -> ComparedRun:
     """The files of a run directory.
 
     Raises:
-        UsageError: one is not as its step wrote it.
+        UsageError: a file is not as its step wrote it.
     """
     train = run.record("train")
     return ComparedRun(
@@ -133,7 +132,7 @@ def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
     for name in left:
         here, there = left[name], right[name]
         if name == "base_weights" and here is None and there is None:
-            continue  # runs of earlier versions have none
+            continue  # earlier versions did not record it
         if here is None or there is None:
             missing.append(_missing(name, here, there))
             continue
@@ -176,7 +175,7 @@ def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, objec
         "versions": _versions(environment.versions),
         "data": _data(environment.data),
         "trainer": environment.trainer,
-        "lora": None if environment.lora is UNSET else environment.lora or {},  # null says that there is none
+        "lora": None if environment.lora is UNSET else environment.lora or {},  # null: the model has no adapter
         "optimizer": environment.optimizer,
         "schedule": environment.schedule,
         "model": environment.model,
@@ -191,8 +190,8 @@ def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, objec
 
 
 def _recipe(plan: Plan, other: Plan) -> dict[str, object]:
-    """The facts of the recipe. A model or data that both runs had as files is compared by content; its path is
-    placement."""
+    """The facts of the recipe. If both runs have a fingerprint of the model or the data, its content is compared, and
+    its path is placement."""
     values: dict[str, object] = {"hash": plan.recipe_hash, **plan.recipe.as_dict()}
     for key in ("model", "data"):
         here, there = plan.fingerprints.get(key), other.fingerprints.get(key)
@@ -202,7 +201,7 @@ def _recipe(plan: Plan, other: Plan) -> dict[str, object]:
 
 
 def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] | None:
-    """The versions, with the build of torch (`+cpu`, `+cu130`) apart, because it depends on the device."""
+    """The versions, with torch's build (`+cpu`, `+cu130`) as a separate fact, because it depends on the device."""
     if versions is None:
         return None
     torch, _, build = (versions.get("torch") or "").partition("+")
@@ -210,7 +209,7 @@ def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] |
 
 
 def _data(data: FedData | None) -> Mapping[str, object] | None:
-    """The facts of the data, with the first batches by number, so that the first different one has a name."""
+    """The facts of the data. The first batches get numbers, so that a difference names its batch."""
     batches = (data or {}).get("first_batches")
     if data is None or not isinstance(batches, list):
         return data
@@ -235,7 +234,7 @@ def _missing(name: str, a: Any, b: Any) -> str:
 
 
 def _rows(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
-    """The difference in the first recorded row that differs, by its number in the dataset."""
+    """The difference of the first recorded rows that differ. The fact has the row's number in the dataset."""
     for row, other_row in zip(a.samples, b.samples, strict=False):
         if row["row"] != other_row["row"]:
             return [RunDifference("samples.row", row["row"], other_row["row"])]
@@ -250,7 +249,7 @@ def _rows(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
 
 
 def _steps(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
-    """The first step with another number of tokens, and the first with another learning rate."""
+    """The first step that differs in its tokens, its trained tokens and its learning rate."""
     differences = []
     for name in ("tokens", "trained_tokens", "learning_rate"):
         pairs = ((x.step, getattr(x, name), getattr(y, name)) for x, y in _pairs(a, b))
@@ -269,8 +268,7 @@ def _other_steps(a: ComparedRun, b: ComparedRun) -> list[str]:
 
 
 def _losses(a: ComparedRun, b: ComparedRun) -> Losses | None:
-    """The distance of the losses. It is reported and not judged, because losses are results and not part of the
-    recipe."""
+    """The distance of the losses. It is reported and not judged: losses are results, not part of the recipe."""
     pairs = [(line.step, line.loss, other_line.loss) for line, other_line in _pairs(a, b)]
     far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]
     if not far:
@@ -286,13 +284,13 @@ def _pairs(a: ComparedRun, b: ComparedRun) -> list[tuple[StepLine, StepLine]]:
 
 
 def _weights(run: ComparedRun) -> dict[str, str] | None:
-    """Digests of the trained weights only: the configuration beside them names the base, whose path may differ."""
+    """Digests of the trained weights, without the configuration beside them, which contains the path of the base."""
     outputs = run.train.outputs if run.train else {}
     return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None
 
 
 def _exports(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
-    """The differences of the quantized files, by type. They are reported and not judged, as the losses are."""
+    """The differences of the quantized files, by type. Like the losses, they are reported and not judged."""
     if not a.quantized or not b.quantized:
         return []
     left, right = ({file["quant"]: file for file in run.quantized} for run in (a, b))
@@ -310,7 +308,7 @@ def _exports(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
 
 
 def _export_facts(file: ExportedFile) -> dict[str, object]:
-    """What was decided and measured of a file. One without a matrix, or whose matrix was not measured, lacks some."""
+    """What was chosen and measured for a quantized file. A file without an importance matrix has fewer facts."""
     facts: dict[str, object] = {"sha256": file["sha256"]}
     if use := file.get("imatrix"):
         facts |= {"imatrix.data": use["data"], "imatrix.sha256": use["sha256"]}

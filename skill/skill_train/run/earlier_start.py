@@ -1,4 +1,4 @@
-"""What a run directory holds of earlier starts: nothing, a part of a run, a whole one, or another run."""
+"""What earlier starts left in a run directory: nothing, a part of the run, the whole run, or another run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 from skill_train.run.train_record import FedRow, TrainRecord
 
-_STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
+_STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # not plan.json, because `plan --out` writes it too
 
 
 def require_resumable(run: RunDir, plan: Plan, otherwise: str) -> None:
-    """Refuses to resume a run that has not begun, or one of another recipe.
+    """Refuses to resume a run that has not begun, or a run of another recipe.
 
     Args:
-        otherwise: the command that begins a run there.
+        otherwise: the command that begins a run in this folder.
 
     Raises:
-        UsageError: there is nothing to go on from, or it is another run.
+        UsageError: the run has not begun, or has another recipe.
     """
     if not run.plan.is_file():
         require_unused(run)
@@ -71,17 +71,17 @@ def already_there(run: RunDir, plan: Plan, resume: bool) -> TrainRecord | None:
 
 
 def has_begun(run: RunDir) -> bool:
-    """Whether the run has a checkpoint or a result. A try that ended before that counts as nothing: its plan may
-    change."""
+    """Whether the run has a checkpoint or a result. An attempt that ended before its first checkpoint does not count:
+    its plan may change."""
     return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
 
 
 def trained(run: RunDir) -> TrainRecord:
-    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained, by the recipe in
+    """`train.json` of a finished run. Its adapter, or whole model, must be unchanged and trained by the recipe in
     `plan.json`.
 
     Raises:
-        UsageError: it is not trained yet, its files have changed since, or its plan has another recipe.
+        UsageError: the run is not trained yet, its files have changed since, or its plan has another recipe.
     """
     if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
@@ -99,10 +99,10 @@ def trained(run: RunDir) -> TrainRecord:
 
 
 def require_as_trained(run: RunDir, record: TrainRecord, names: Iterable[str]) -> None:
-    """Refuses one of these files of a run that is not the one that was trained.
+    """Refuses a run if one of these files has changed since the training.
 
     Raises:
-        UsageError: it is missing, or has another content.
+        UsageError: a file is missing, or has another content.
     """
     hint = f"put the trained file back, or move {quoted(run.record('train'))} away and train again"
     for name in names:
@@ -110,11 +110,11 @@ def require_as_trained(run: RunDir, record: TrainRecord, names: Iterable[str]) -
 
 
 def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
-    """Refuses a plan whose recipe is not the one that was trained: somebody edited it, or one of the two files belongs
-    to another run. The hash in the plan itself proves nothing, because an edit leaves it as it was.
+    """Refuses a plan whose recipe is not the one that was trained: the plan was edited, or one of the two files belongs
+    to another run. The hash in the plan itself proves nothing, because an edit does not change it.
 
     Raises:
-        UsageError: the recipe of `plan.json` has another hash than `train.json` names.
+        UsageError: the recipe of `plan.json` has another hash than the one in `train.json`.
     """
     fingerprints = plan_record.read(run.plan).fingerprints
     planned = recipe_hash(read_json(run.plan)["recipe"], fingerprints)  # its own fields: earlier plans have fewer
@@ -129,8 +129,8 @@ def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
 
 
 def _differences(earlier: Plan, plan: Plan) -> list[str]:
-    """The differences, as `key: value in the folder → value asked for`. Fields of pictures are in recipes of pictures
-    alone."""
+    """The differences, as `key: value in the folder → requested value`. Only recipes of pictures have the fields of
+    pictures."""
     kinds = sorted(earlier.fingerprints.keys() | plan.fingerprints.keys())
     changed = [f"the {key} has changed" for key in kinds if earlier.fingerprints.get(key) != plan.fingerprints.get(key)]
     old, new = earlier.recipe.as_dict(), plan.recipe.as_dict()
@@ -139,9 +139,9 @@ def _differences(earlier: Plan, plan: Plan) -> list[str]:
 
 
 def forget(run: RunDir, there: set[Path]) -> None:
-    """Removes what a refused run has written, so that no half of a run is left. Files that were `there` before stay.
+    """Removes the files that a refused run has written. Files that were `there` before it stay.
 
-    A run may be refused for its data or its device. Nothing is removed once it has a checkpoint.
+    A run may be refused for its data or its device. Nothing is removed from a run with a checkpoint.
     """
     if has_begun(run):
         return
@@ -156,14 +156,14 @@ def forget(run: RunDir, there: set[Path]) -> None:
 
 
 def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
-    """Refuses a run that kept no rows from training, that has lost some of them, or that has others in their place.
+    """Refuses a run that held out no rows, that has lost held-out rows, or that has other rows in their place.
 
     Args:
-        rows: those in `held_out.jsonl`.
-        recorded: how many rows were held out, by the record of the training.
+        rows: the rows in `held_out.jsonl`.
+        recorded: how many rows were held out, according to `train.json`.
 
     Raises:
-        UsageError: there is nothing to measure on, or less than there was, or rows that may have trained.
+        UsageError: there are no rows, fewer rows than recorded, or rows that may have been trained on.
     """
     _require_whole(run / "held_out.jsonl", len(rows), recorded, "were held out")
     if not rows:
@@ -194,17 +194,17 @@ def require_samples(rows: Sequence[object], run: Path, train_rows: int) -> None:
     """Refuses a `samples.jsonl` that has lost rows.
 
     Args:
-        rows: those in it.
-        train_rows: how many rows trained, by the record of the training.
+        rows: the rows in the file.
+        train_rows: how many rows were trained on, according to `train.json`.
 
     Raises:
-        UsageError: it has less rows than the training kept.
+        UsageError: the file has fewer rows than the training kept.
     """
     _require_whole(run / "samples.jsonl", len(rows), min(SAMPLE_ROWS, train_rows), "the training kept")
 
 
 def _require_whole(file: Path, there: int, recorded: int, which: str) -> None:
-    """Each row of a file that was cut at the end of one can be read, so only their number tells."""
+    """Requires the recorded number of rows: a file that was cut between two rows can still be read."""
     if there < recorded:
         raise UsageError(
             f"{file} has {there} of the {recorded} rows that {which}",

@@ -1,4 +1,4 @@
-"""`evaluate.json`: how good the models of a run are on its held-out rows, as it is written and read."""
+"""`evaluate.json`: how good the models of a run are on its held-out rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from skill_train.run.train_record import Row
 
 
 class ModelInputs(msgspec.Struct, frozen=True):
-    """What one model was read from."""
+    """The files that one model was read from."""
 
     # the digest of a file, or the digests of a folder's files; or the words `the folder of base`
     model: dict[str, int | str | FileDigest] | str
-    adapter: dict[str, FileDigest] | None = None  # on top of the model, or merged into it
+    adapter: dict[str, FileDigest] | None = None  # applied to the model, or merged into it
 
 
 class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +37,13 @@ class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables show of one model. `asked_rows` and `scored_rows` are behind `exact_match` and `score`."""
+    """The figures of one model. `exact_match` is measured on `asked_rows` rows, and `score` on `scored_rows` rows."""
 
     name: str
     backend: str
     why: str  # the reason for this backend
     device: str
-    loss: Number | None  # nats a token, mean over all trained tokens
+    loss: Number | None  # nats per token, mean over all trained tokens
     perplexity: Number | None
     exact_match: Number | None
     asked_rows: Whole
@@ -54,7 +54,7 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of a model minus that of another, with the two ends of the 95 % interval."""
+    """A figure of `model` minus the same figure of `against`. `low` and `high` are the ends of the 95 % interval."""
 
     model: str
     against: str
@@ -67,7 +67,7 @@ class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One held-out row: the end of the prompt, the expected answer, and the answer of each model by its name."""
+    """One held-out row: the end of the prompt, the expected answer, and the answers by the name of the model."""
 
     line: Whole
     prompt: str
@@ -82,7 +82,7 @@ class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurement."""
+    """`evaluate.json`."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "evaluate"
@@ -90,7 +90,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     options: EvaluationOptions
     versions: dict[str, str | None]
     outputs: dict[FileName, FileDigest] = {}
-    # rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss
+    # rows, asked, answer_tokens: the measured rows, the rows that ask for an answer, and the tokens of the loss
     rows: Whole
     asked: Whole
     answer_tokens: Whole
@@ -110,8 +110,8 @@ def read(path: Path) -> Evaluation:
 
 
 def can_be_asked(row: Row, loss_on: str) -> bool:
-    """Whether a row is one of text, or asks something about its pictures. A loss of pictures alone is not measured:
-    llama.cpp reads another number of tokens of a picture, so only answers can be compared."""
+    """Whether a row is one of text, or asks something about its pictures. Only answers about pictures are compared, and
+    no loss, because llama.cpp reads another number of tokens for a picture."""
     return not row.get("images") or not (row["truncated"] or loss_on == "all")
 
 
@@ -121,10 +121,10 @@ def spread(rows: list[Row], most: int) -> list[Row]:
 
 
 def telling(rows: list[AnsweredRow], most: int) -> list[AnsweredRow]:
-    """At most `most` rows. Those with most different answers come first: they show what the figures stand for."""
+    """At most `most` rows. The rows with the most different answers come first: they show what the figures mean."""
     return sorted(rows, key=lambda row: -row.different_answers)[:most]
 
 
 def rows_digest(rows: list[Row]) -> str:
-    """The sha256 of rows, in hexadecimal digits."""
+    """The sha256 of the rows, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

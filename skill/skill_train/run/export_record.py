@@ -13,7 +13,7 @@ from skill_train.core.errors import quoted
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
 
-MIX_KEY = "skill_train.mix"  # in the metadata of a mix of types: which one it is
+MIX_KEY = "skill_train.mix"  # the key in the metadata of a GGUF file that names its mix of types
 
 
 class Fallback(TypedDict):
@@ -28,22 +28,22 @@ class Fallback(TypedDict):
 class MatrixUse(TypedDict):
     """The importance matrix that a file was made with."""
 
-    file: str  # its name, with its sha256
+    file: str  # the name of the matrix's file
     sha256: str
-    model: str  # sha256 of the GGUF file that it was computed with; empty where the matrix does not say it
-    data: str  # what it was computed of, in its own words
+    model: str  # sha256 of the GGUF file that it was computed with; empty if the matrix does not state it
+    data: str  # the text that it was computed from, as the matrix states it
 
 
 class Measured(TypedDict):
-    """How far a file is from the unquantized one, on rows that its importance matrix was not computed of."""
+    """The distance of a file from the unquantized file, on rows that its importance matrix was not computed from."""
 
-    mean_kl: Number  # in nats a token
-    same_top1: Number  # share of the tokens whose most likely next token is the same
+    mean_kl: Number  # in nats per token
+    same_top1: Number  # share of the tokens for which both files predict the same next token
     tokens: Whole
 
 
 class MatrixChoice(TypedDict):
-    """The file with the importance matrix and the one without. The nearer one was kept."""
+    """The figures of the file with the importance matrix and of the file without. The nearer file was kept."""
 
     with_matrix: Measured
     without_matrix: Measured
@@ -52,39 +52,40 @@ class MatrixChoice(TypedDict):
 class MixFigures(TypedDict):
     """How the types of a mix were chosen."""
 
-    target: str  # what it was to weigh, as in the name of the file
-    estimated_kl: Number  # the sum of what was measured of each matrix alone; that of the file is `measured`
-    measured_pairs: Whole  # of `pairs` of a matrix and a type; the others were estimated
-    pairs: Whole
+    target: str  # the wanted size, as in the name of the file
+    estimated_kl: Number  # the sum of the measured KL of each matrix alone; the KL of the whole file is in `measured`
+    measured_pairs: Whole  # how many of the `pairs` were measured; the others were estimated
+    pairs: Whole  # pairs of a matrix and a type
 
 
 class MixSource(TypedDict):
     """The file that the types of a replayed mix were read from."""
 
-    file: str  # its name, with its sha256
+    file: str  # its name
     sha256: str
-    mix: str  # the name of the mix there; empty where the file is a list of types alone
+    mix: str  # the name of the mix in that file; empty if the file is only a list of types
 
 
 class QuantizedFile(TypedDict, total=False):
-    """What is recorded of a quantized file."""
+    """The record of a quantized file."""
 
-    types: dict[str, Whole]  # how many tensors it stores in each type
+    types: dict[str, Whole]  # how many tensors the file stores in each type
     fallbacks: list[Fallback]  # tensors that are stored in a larger type
-    bits_per_weight: Number  # of its matrices
+    bits_per_weight: Number  # of the file's matrices
     seconds: Number
-    imatrix: MatrixUse  # the importance matrix that it was made with; absent without one
-    choice: MatrixChoice  # what was measured to choose between a file with and one without
-    measured: Measured  # of a mix of types
-    tensor_types: dict[str, str]  # of a mix, the type of each matrix
-    mix: MixFigures  # how they were chosen
-    replayed: MixSource  # where they were read from, in place of a choice
+    imatrix: MatrixUse  # the importance matrix that the file was made with; absent without one
+    choice: MatrixChoice  # the measurements that decided whether the file uses the importance matrix
+    # measured, tensor_types, mix, replayed: only for a mix of types
+    measured: Measured
+    tensor_types: dict[str, str]  # the type of each matrix
+    mix: MixFigures  # how the types were chosen
+    replayed: MixSource  # the file that the types were read from, if they were not chosen
 
 
 class ExportedFile(FileDigest, QuantizedFile):
     """One GGUF file."""
 
-    quant: str  # its type, in llama.cpp's short name, or the name of a mix
+    quant: str  # llama.cpp's short name of its type, or the name of a mix
 
 
 class ExportReason(msgspec.Struct, frozen=True):
@@ -99,7 +100,7 @@ ExportFigures = dict[str, Number | dict[str, Whole] | None]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one of the four steps. Quantizing has no figures and no reasons."""
+    """The record of one of the four steps. Quantizing has no `figures` and no `reasons`."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = ""
@@ -120,13 +121,13 @@ class MatrixRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema: StepSchema = "skill-train/step/1"
     step: str = "imatrix"
     inputs: dict[str, FileDigest] = {}  # the GGUF file that was run
-    options: dict[str, str] = {}  # `data`, the sha256 of the token ids, and `dataset`, where they are from
+    options: dict[str, str] = {}  # `data`: the sha256 of the token ids; `dataset`: their source
     outputs: dict[FileName, FileDigest]
-    # tokens, rows: of the text
+    # tokens, rows: the size of the text
     tokens: Whole
     rows: Whole
     entries: Whole
-    unused_experts: Whole = 0  # experts that no token was sent to: for them every column counts alike
+    unused_experts: Whole = 0  # experts that no token was sent to: all their columns have the same weight
     unseen: list[str] = []  # matrices without an entry
     reasons: list[ExportReason] = []
     versions: dict[str, str | None] = {}
@@ -147,25 +148,25 @@ def exported_file(file: Path, quant: str) -> ExportedFile:
 
 
 def outputs(run: Path, *steps: str) -> dict[str, ExportedFile]:
-    """Every file that the records of these steps, or of all of them, name in a folder, by its name there."""
+    """The files that the records of these steps, or of all four, name, by their names relative to `run`."""
     files = [run / f"{step}.json" for step in steps or ("convert", "quantize", "mmproj", "lora_gguf")]
     return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}
 
 
 def size_option(mix: str) -> str:
-    """The option after which a mix was named; empty for one that was read from a file."""
+    """The option that a mix is named after; empty for a mix that was read from a file."""
     match = re.fullmatch(r"auto-([0-9.]{1,12})(bpw|mb)", mix)
     return "" if match is None else f" --bits {match[1]}" if match[2] == "bpw" else f" --max-size {match[1]}MB"
 
 
 def quant_option(quant: str) -> str:
-    """The option of `export-gguf` that makes a file of this type again; empty for a mix that was read from a file."""
+    """The option of `export-gguf` that makes a file of this type; empty for a mix that was read from a file."""
     size = size_option(quant)
     return f" --quant auto{size}" if size else "" if quant.startswith("mix-") else f" --quant {quoted(quant)}"
 
 
 def converted_from(file: Path) -> dict[str, FileDigest]:
-    """The files of the model that a GGUF file was converted from, as the records beside it say; empty if unknown."""
+    """The files of the model that a GGUF file was converted from, by the records beside it; empty if unknown."""
     convert, quantize = (file.with_name(f"{step}.json") for step in ("convert", "quantize"))
     if not convert.is_file():
         return {}

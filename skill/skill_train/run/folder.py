@@ -1,14 +1,14 @@
-"""What one run leaves on disk: one folder, the same names for local and cloud runs.
+"""The folder of one run. Local runs and cloud runs have the same names.
 
     plan.json  recipe.yaml  environment.json  metrics.jsonl  train.log  checkpoints/  adapter/  train.json
     merged/  merge.json     gguf/*.gguf  convert.json  quantize.json  mmproj.json     verify.json
-    imatrix.gguf  imatrix.json  sensitivity.jsonl      what quantizing was measured by
+    imatrix.gguf  imatrix.json  sensitivity.jsonl      measurements for quantizing
 
 Full fine-tuning leaves no adapter/ and no merge.json: the training program writes merged/ itself.
 
-A step writes its own folder and then, last, its own `<step>.json` by rename. So a record that exists is complete. It
-holds the digests of what the step read. By them a second call knows whether the work is done, and refuses to overwrite
-other work.
+A step writes its own folder first, and renames its own `<step>.json` into place last. So a record that exists is
+complete. It has the digests of the step's inputs. A second call compares them: it reuses the result if the inputs are
+the same, and refuses to overwrite the result of other inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import FileName, Record
 
-RUNS = Path("runs")  # holds the runs whose folder nobody names
-# Names that submitting, training and the steps after it write.
+RUNS = Path("runs")  # the parent of runs without a --run-dir
+# Names that submitting, training and the later steps write.
 _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
@@ -43,14 +43,14 @@ _RUN_FILES = (
 
 # Files of a model folder that transformers or llama.cpp's converter look for by their names.
 _READ_BY_LIBRARIES = (".json", ".jinja", ".model", ".safetensors")
-# A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
+# A string in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
 _OF_A_PROJECTOR = b"general.architecture" + struct.pack("<IQ", 8, 4) + b"clip"
 _HEADER_BYTES = 4096
 
 
 class StepRecord(Protocol):
-    """The fields that the records of all steps have. They show whether the work is done, and whether it is still
-    there."""
+    """The fields that the records of all steps have. They show whether a step was done with these inputs and options,
+    and whether its outputs are unchanged."""
 
     @property
     def inputs(self) -> Any: ...
@@ -61,7 +61,7 @@ class StepRecord(Protocol):
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """What the note of any step has."""
+    """The field that the notes of all steps have."""
 
     outputs: dict[FileName, FileDigest]
 
@@ -71,7 +71,7 @@ Step = TypeVar("Step", bound=StepRecord)
 
 @dataclass(frozen=True)
 class StepResult(Generic[Record]):
-    """What a step returns: its record, and whether an earlier call had done the work."""
+    """The result of a step: its record, and whether an earlier call had done the work."""
 
     record: Record
     reused: bool = False
@@ -98,8 +98,8 @@ class RunDir:
     metrics = _Inside("metrics.jsonl")
     log = _Inside("train.log")
     checkpoints = _Inside("checkpoints")
-    samples = _Inside("samples.jsonl")  # rows as the trainer was fed them: `{"row", "input_ids", "labels", …}` a line
-    held_out = _Inside("held_out.jsonl")  # rows that were kept from training, in the same form
+    samples = _Inside("samples.jsonl")  # a line is a row as the trainer got it: `{"row", "input_ids", "labels", …}`
+    held_out = _Inside("held_out.jsonl")  # rows that were not trained on, in the same form
     adapter = _Inside("adapter")
     merged = _Inside("merged")
     gguf = _Inside("gguf")
@@ -115,13 +115,13 @@ class RunDir:
 
     @property
     def tuned(self) -> Path:
-        """The folder of what was trained."""
+        """The folder of the trained model: `merged` after full fine-tuning, otherwise `adapter`."""
         return self.merged if self.is_full else self.adapter
 
     @property
     def ggufs(self) -> list[Path]:
-        """The GGUF files that hold a whole language model: not an adapter's or a projector's own, which their records
-        name. A projector that no record names is told by its header."""
+        """The GGUF files of whole language models, without adapters and projectors. Those are known by their records;
+        a projector without a record is recognized by its header."""
         others = {self.path / name for name in export_record.outputs(self.path, "lora_gguf", "mmproj")}
         return sorted(path for path in self.gguf.glob("*.gguf") if path not in others and not _is_projector(path))
 
@@ -161,7 +161,7 @@ def open_run(path: Path) -> RunDir:
 
 
 def way_to_model(folder: Path) -> str | None:
-    """A hint for a run or an adapter in place of a model; None for another folder."""
+    """A hint if the user gave a run or an adapter in place of a model; None for another folder."""
     run = folder.parent if folder.name == "adapter" and RunDir.is_one(folder.parent) else folder
     if RunDir.is_one(run):
         if (merged := run / "merged").is_dir():
@@ -173,13 +173,13 @@ def way_to_model(folder: Path) -> str | None:
 
 
 def require_unused(run: RunDir, *own: str) -> None:
-    """Refuses to begin a run in a folder that holds something under a name which the run would write.
+    """Refuses to begin a run in a folder if the run would overwrite something there.
 
     Args:
         own: names that are known to belong to this run.
 
     Raises:
-        UsageError: the folder holds such a name.
+        UsageError: the folder has a file or folder with a name that the run writes.
     """
     existing = [name for name in _RUN_FILES if name not in own and (run.path / name).exists()]
     if existing:
@@ -193,7 +193,7 @@ def require_unused(run: RunDir, *own: str) -> None:
 
 
 def set_aside(result: Path, record: Path) -> Path | None:
-    """Renames a result without a record or a note: nobody knows what it was made from.
+    """Renames a result that has no record and no note, because its inputs are unknown.
 
     Returns the new name, or None if there was nothing to rename.
     """
@@ -207,7 +207,7 @@ def renamed_aside(result: Path) -> Path:
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Installed versions by distribution name, and that of Python; None for a package that is not installed."""
+    """The version of Python, and of packages by distribution name; None for a package that is not installed."""
     return {"python": sys.version.split()[0], **{name: installed(name) for name in ("skill-train", *packages)}}
 
 
@@ -222,8 +222,8 @@ def installed(package: str) -> str | None:
 
 
 def require_no_run(folder: Path, otherwise: str) -> None:
-    """Refuses to put files of a plain model into a run, or to where a file is. `otherwise` is the command that puts
-    them elsewhere."""
+    """Refuses a folder for the files of a plain model if it belongs to a run or is a file. `otherwise` is the command
+    that writes them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
         wrong = f"{folder} belongs to a run"
         raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
@@ -233,12 +233,12 @@ def require_no_run(folder: Path, otherwise: str) -> None:
 
 
 def note_of(result: Path, record: Path) -> Path:
-    """Where the record of a result is stored while the result is renamed, because a kill may come between the two."""
+    """The note of a result: its record under another name, in case a kill comes before the record is in place."""
     return record.with_name(f".{result.name}.made.json")
 
 
 def has_note(result: Path, record: Path) -> bool:
-    """Whether the note of a result describes it as it is, so that its step can finish it."""
+    """Whether a result has a note with its digests, so that its step can finish it."""
     try:
         outputs = records.read(note_of(result, record), _Noted).outputs
     except UsageError:
@@ -247,7 +247,7 @@ def has_note(result: Path, record: Path) -> bool:
 
 
 def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
-    """The record in the note of a result, if inputs and options are the same and the result has not changed since."""
+    """The record in the note of a result, if inputs and options are the same and the result is unchanged."""
     note = note_of(result, record)
     if not note.is_file():
         return None
@@ -260,11 +260,11 @@ def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options:
 def finished_record(
     path: Path, kind: type[Step], *, inputs: Any, options: Any, result: Path | None = None
 ) -> Step | None:
-    """The record of a step that already did exactly this, if its outputs are still whole; None if it must be done.
+    """The record of a step that is already done with these inputs and options; None if the step must run.
 
     Args:
         kind: the class of the record.
-        result: what the step makes. Its note becomes the record if a kill came before that.
+        result: the file or folder that the step makes. Its note becomes the record if a kill prevented that.
 
     Raises:
         UsageError: the record has other inputs or options, or an output has changed since.
@@ -284,7 +284,7 @@ def finished_record(
             hint=f"move {quoted(path)} and what it made away{or_another_out(path)}",
         )
     if not any((path.parent / name).exists() for name in record.outputs):
-        return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
+        return None  # all outputs were removed: they can be made again without overwriting anything
     for name, digest in record.outputs.items():
         hint = f"move {quoted(path)} and what it made away, and run the step again{or_another_out(path)}"
         require_unchanged(path.parent / name, digest, path, hint)
@@ -292,15 +292,15 @@ def finished_record(
 
 
 def or_another_out(record: Path) -> str:
-    """The other way out, in a hint that says to move a record away. In a run each step has one place for its result."""
+    """The alternative in a hint that says to move a record away. A run has only one place for the result of a step."""
     return "" if RunDir.is_one(record.parent) else ", or use another --out"
 
 
 def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -> None:
-    """Refuses a file that is not the one whose digest a record holds any more.
+    """Refuses a file that has changed since a record described it.
 
     Raises:
-        UsageError: it is missing, or has another content.
+        UsageError: the file is missing, or has another content.
     """
     if not is_file_of(file, digest):
         raise UsageError(
@@ -313,13 +313,13 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
 
 
 def require_only(folder: Path, described: Iterable[Path], record: Path) -> None:
-    """Refuses a folder in which a file was put that libraries read, such as another adapter or chat template.
+    """Refuses a folder with an additional file that libraries read, such as another adapter or chat template.
 
     Args:
         described: the files that the record describes.
 
     Raises:
-        UsageError: it holds another one; the message names it.
+        UsageError: the folder has such a file; the message names it.
     """
     others = {path for path in folder.iterdir() if path.suffix in _READ_BY_LIBRARIES}.difference(described)
     if others:
@@ -336,7 +336,7 @@ def require_only(folder: Path, described: Iterable[Path], record: Path) -> None:
 def _found_digest(file: Path, digest: FileDigest) -> str:
     if not file.is_file():
         return "missing"
-    size = file.stat().st_size  # one of another size may be too large to be read
+    size = file.stat().st_size  # a file of another size may be too large to be read
     return f"{size} bytes" if size != digest["bytes"] else in_words(file_digest(file))
 
 
@@ -345,10 +345,10 @@ def in_words(digest: FileDigest) -> str:
 
 
 def require_space(folder: Path, need_bytes: int, result: str) -> None:
-    """Refuses, before a long step starts, if the disk has no room for its result.
+    """Refuses a long step before it starts if the disk has no room for its result.
 
     Raises:
-        DecisionNeeded: free space below `need_bytes`.
+        DecisionNeeded: less than `need_bytes` are free.
     """
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(existing).free
@@ -363,7 +363,7 @@ def require_space(folder: Path, need_bytes: int, result: str) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuses, before a long step starts, if its record cannot be written.
+    """Refuses a long step before it starts if its record cannot be written.
 
     Raises:
         UsageError: the folder is read-only, or belongs to somebody else.
@@ -380,8 +380,8 @@ def require_writable(folder: Path) -> None:
 
 
 def _is_projector(path: Path) -> bool:
-    """Whether a GGUF file holds a vision tower and its projector, by its header. A file that cannot be read holds
-    neither; what reads it as a model says why."""
+    """Whether a GGUF file is a projector, by its header. False for a file that cannot be read: the step that reads it
+    as a model reports the error."""
     try:
         with open(path, "rb") as file:
             return _OF_A_PROJECTOR in file.read(_HEADER_BYTES)

@@ -1,4 +1,4 @@
-"""What a job is started with. It is pure data without secrets, so all of it may be shown and stored."""
+"""The specification of a Hub job. It is pure data without secrets, so all of it may be shown and stored."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from skill_train.run.plan_record import Plan
 
-IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # what run_uv_job of huggingface_hub 2.4 takes
+IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # the default of run_uv_job in huggingface_hub 2.4
 SECRETS = ("HF_TOKEN",)  # the names of the secrets
 MOUNT_PATH = "/data"  # where the client mounts the folder with the program and the plan
-# For QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 needs 0.46.1 or newer. It is not
-# in the program's own header, because then it would be installed for every run.
+# For QLoRA. The newest version on PyPI on 2026-11-21; transformers 5.23 needs 0.46.1 or newer. It is not in the header
+# of the training program, because then it would be installed for every run.
 FOUR_BIT = "bitsandbytes==0.50.2"
 PILLOW = "pillow==13.0.0"  # for pictures, in the version of requirements.lock
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -33,11 +33,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     """One job."""
 
     namespace: str
-    # program, plan: the two files that are uploaded. They lie beside each other in the job.
+    # program, plan: the two files that are uploaded. In the job they are in one folder.
     program: Path
     plan: Path
-    # of the program. The plan's path on this machine stands for its path in the job. No other argument may be the name
-    # of a file here, because the client would upload that file.
+    # arguments of the program. The plan's path on this machine stands for its path in the job. No other argument may be
+    # the name of a file here, because the client would upload that file.
     arguments: tuple[str, ...]
     flavor: str
     timeout_seconds: int
@@ -51,7 +51,7 @@ class JobSpec(msgspec.Struct, frozen=True):
 
 def dependencies(plan: Plan) -> tuple[str, ...]:
     """Packages that only some runs need. Trackio is not pinned: no version was tried, and a run works without it."""
-    trackio = plan.placement.report_to == "trackio"  # no other word of a plan is the name of a package
+    trackio = plan.placement.report_to == "trackio"  # no other value of `report_to` is the name of a package
     return packages(plan) + (("trackio",) if trackio else ())
 
 

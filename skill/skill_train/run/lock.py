@@ -1,4 +1,4 @@
-"""The lock of a run directory, or of a folder for results. One process at a time can hold it, and its text names that
+"""The lock of a run directory, or of a folder for results. One process at a time can hold it. The lock file names that
 process."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WITH_OUT = ("merge", "export-gguf")
 def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     """Lets one process at a time work in a run directory. The system releases the lock of a killed process.
 
-    Yields the lock. A child that inherits it holds it as long as the child lives, even if this process is killed.
-    Yields None if there is no lock, in a folder that cannot be written.
+    Yields the lock file. A child that inherits it holds the lock as long as the child lives, even if this process is
+    killed. Yields None in a folder that cannot be written, where there is no lock.
 
     Raises:
-        UsageError: another process holds it; the message names it.
+        UsageError: another process holds the lock; the message names it.
     """
     otherwise = ", or use another --run-dir" if command in _WITH_RUN_DIR else ""
     with _locked(run.path / ".lock", run.path, otherwise, command) as file:
@@ -38,14 +38,14 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def locked_out(out: Path, command: str) -> Iterator[None]:
-    """As `locked`, for a folder for results that is not a run. The lock is a file beside it, which is removed at the
-    end.
+    """As `locked`, for a folder for results that is not a run. The lock file is beside the folder, and is removed at
+    the end.
 
     Raises:
-        UsageError: another process makes something there; the message names it.
+        UsageError: another process holds the lock; the message names it.
     """
     out = out.resolve()
-    if not out.name:  # the root of a disk, which the command refuses
+    if not out.name:  # the root of a disk: the command refuses it later
         yield
         return
     lock = out.with_name(f".{out.name}.lock")
@@ -59,7 +59,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
                     lock.unlink(missing_ok=True)
     finally:
         for folder in created:
-            with contextlib.suppress(OSError):  # there is something in it now
+            with contextlib.suppress(OSError):  # the folder is not empty now
                 folder.rmdir()
 
 
@@ -87,7 +87,7 @@ def is_locked(run: RunDir) -> bool | None:
 
         # Without waiting, in case it is a pipe.
         with open(lock, encoding="utf-8", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
     except BlockingIOError:
         return True
     except FileNotFoundError:
@@ -98,10 +98,10 @@ def is_locked(run: RunDir) -> bool | None:
 
 
 def _acquired(lock: Path, folder: Path, otherwise: str) -> TextIO | None:
-    """Takes the lock, or raises that it is in use.
+    """Takes the lock, or raises UsageError if it is in use.
 
-    The process that held it before may have removed the file and the folder. A lock on a removed file would keep nobody
-    out, so it is tried again.
+    The previous holder may have removed the file and the folder. A lock on a removed file would keep nobody out, so
+    the file is created and locked again.
     """
     for tries_left in reversed(range(_TRIES)):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _has_name(file: TextIO, path: Path) -> bool:
 
 
 def _lock_file(path: Path) -> TextIO | None:
-    """The file, open for writing, or for reading if it belongs to somebody else; None if it cannot be opened."""
+    """The lock file, open for writing, or for reading if another user owns it; None if it cannot be opened."""
     for mode in ("a+", "r"):
         try:
             return open(path, mode, encoding="utf-8")
@@ -135,7 +135,8 @@ def _lock_file(path: Path) -> TextIO | None:
 
 
 def _took_lock(lock: TextIO) -> bool:
-    """Whether the lock could be taken. Tries twice, because `is_locked` of another process may hold it for a moment."""
+    """Takes the lock; False if another process holds it. Tries twice, because `is_locked` of another process may hold
+    it for a moment."""
     import fcntl
 
     for pause in (0.05, 0.0):
@@ -144,14 +145,14 @@ def _took_lock(lock: TextIO) -> bool:
             return True
         except BlockingIOError:
             time.sleep(pause)
-        except OSError:  # a file system without locks, such as some network ones: nothing can be locked there
+        except OSError:  # a file system without locks, such as some network file systems
             return True
     return False
 
 
 def _was_left(where: str, holder: str) -> bool:
-    """Whether the command that took the lock has ended and its training has not. The number of a process in another
-    container says nothing."""
+    """Whether the command that took the lock has ended and its training has not. False for another container, whose
+    process ids are unknown here."""
     match = re.fullmatch(r"process (\d+) on .+ \(skill-train \w+\), training in process \d+", holder)
     return match is not None and where == place() and not is_alive(int(match[1]))
 

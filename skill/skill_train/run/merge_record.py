@@ -1,4 +1,4 @@
-"""`merge.json`: what a merge changed, and what its gate found."""
+"""`merge.json`: the changes that a merge made, and the verdict of its gate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class MergeInputs(msgspec.Struct, frozen=True):
 class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for."""
 
-    dtype: str | None = None  # None for that of the base
-    threshold: Number | None = None  # always None; of records of versions whose gate took a number from the user
+    dtype: str | None = None  # None for the dtype of the base
+    threshold: Number | None = None  # always None; in earlier versions the user could set the limit of the gate
     gate: str | msgspec.UnsetType = msgspec.UNSET  # `weights` or `answers`; left out if the step decides
-    # min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one
+    # min_pixels, max_pixels: the limits in the recipe of the adapter; left out if the recipe sets none
     min_pixels: int | msgspec.UnsetType = msgspec.UNSET
     max_pixels: int | msgspec.UnsetType = msgspec.UNSET
-    # tokens that end the answers of its training, beside those of the base; left out without one
+    # tokens that end the answers in the training and are not stop tokens of the base; left out if there are none
     stops: list[Whole] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -37,20 +37,20 @@ class Changes(TypedDict):
 
     changed_tensors: NotRequired[Whole]
     converted_tensors: NotRequired[Whole]
-    stored_dtype: str  # safetensors' dtype of the changed weights, the coarsest where they differ
-    change_of_weights: NotRequired[Number | None]  # length of the change divided by that of the base's weights
+    stored_dtype: str  # safetensors' dtype of the changed weights; the coarsest one if there are several
+    change_of_weights: NotRequired[Number | None]  # norm of the change divided by the norm of the base's weights
     kept_after_rounding: NotRequired[Number | None]  # the share of the change that is left after rounding
-    rounding_error_of_change: NotRequired[Number | None]  # length of the rounding error divided by that of the change
+    rounding_error_of_change: NotRequired[Number | None]  # norm of the rounding error divided by the norm of the change
     from_adapter: NotRequired[list[str]]  # files from the adapter's folder
     config: NotRequired[dict[str, object]]  # fields of config.json that differ
-    # settings of the image processor that differ: the limits of a picture's size in the training
+    # settings of the image processor that differ: the limits on a picture's size from the training
     processor: NotRequired[dict[str, object]]
     stops: NotRequired[list[Whole]]  # tokens that were added to eos_token_id in generation_config.json
 
 
 class Effect(TypedDict):
-    """How much of the adapter is in the merged model (1 for all of it), with the half width of its interval, and how
-    far apart the models are, in nats. A figure that is not finite is None."""
+    """How much of the adapter is in the merged model: `share` is 1 for all of it. The KL distances between the models
+    are in nats. A figure that is not finite is None."""
 
     share: Number | None
     share_half_width: Number | None
@@ -61,8 +61,8 @@ class Effect(TypedDict):
 
 
 class Figures(TypedDict, total=False):
-    """Distances of answers, as `llama.logit_distance.summarize` gives them, or of weights. A figure that is not finite
-    is None."""
+    """Distances of answers, as `llama.logit_distance.summarize` returns them, or distances of weights. A figure that is
+    not finite is None."""
 
     mean_kl: Number | None
     p99_kl: Number | None
@@ -83,7 +83,7 @@ class Figures(TypedDict, total=False):
 
 
 class Rounded(Figures, total=False):
-    """Figures against base + adapter, rounded, and the `cost` of rounding."""
+    """Figures of the merged model against rounded base + adapter. `cost` has the figures of the rounding itself."""
 
     cost: Figures
     share: Number | None
@@ -91,19 +91,19 @@ class Rounded(Figures, total=False):
 
 
 class Gate(TypedDict):
-    """What the gate compared, and its verdict."""
+    """The comparison that the gate made, and its verdict."""
 
     by: NotRequired[Literal["weights", "answers"]]  # earlier versions compared only answers, and do not have this field
     # texts, text_sha256: the texts on which answers were compared
     texts: NotRequired[str]
     text_sha256: NotRequired[str]
-    pictures: NotRequired[str]  # of a vision model, whether a picture was among them, or why not
+    pictures: NotRequired[str]  # for a vision model, whether a picture was compared too, or why not
     stored_dtype: str
     figures: Figures  # of the merged model against base + adapter
     effect: Effect
     rounded: NotRequired[Rounded | None]  # None in fp32
     limits: dict[str, Number]
-    failures: list[str]  # sentences; empty if it passed
+    failures: list[str]  # sentences; empty if the gate passed
     verdict: Verdict
     weights: NotRequired[Gate | None]  # the result for the weights, inside the result for the answers
     no_answers: NotRequired[str]  # why no answers were compared
@@ -117,7 +117,7 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: str = "merge"
     inputs: MergeInputs
     options: MergeSettings
-    # `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed
+    # `streamed` from the base's files, or merged by `peft`. For `peft`, `reasons` says why it was not streamed.
     how: Literal["streamed", "peft"]
     reasons: list[str]
     changes: Changes

@@ -1,4 +1,4 @@
-"""`plan.json`: the plan of a run, as it is written and read."""
+"""`plan.json`: the plan of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARGUMENTS = re.compile(
     r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_port|gpu_ids|mixed_precision|"
     r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
 )
-# No other variables: some of NCCL and OpenMP name libraries to load.
+# No other variables are allowed: some variables of NCCL and OpenMP name libraries to load.
 _VARIABLES = {
     "PET_SHUTDOWN_TIMEOUT": r"\d{1,6}", "NCCL_DEBUG": r"VERSION|WARN|INFO", "NCCL_ALGO": r"Ring|Tree",
     "NCCL_BUFFSIZE": r"\d{1,12}", "NCCL_IB_DISABLE": r"[01]", "NCCL_P2P_DISABLE": r"[01]",
@@ -38,7 +38,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Blocker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`hint`: what to do, where the code does not tell."""
+    """A reason why the plan cannot run. `hint` says what to do, if `code` is not enough to know it."""
 
     code: str
     message: str
@@ -46,8 +46,8 @@ class Blocker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A range from `low` to `high`, in the unit of the field's name; None if it is unknown. `basis` says what it is
-    based on, or why it is unknown."""
+    """A range from `low` to `high`, in the unit of the field's name; None if unknown. `basis` is the source of the
+    estimate, or the reason why it is unknown."""
 
     low: Number | None
     high: Number | None
@@ -86,7 +86,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan needs, in bytes, seconds and dollars."""
+    """The bytes, seconds and dollars that the plan needs."""
 
     memory_bytes: Estimate
     memory_parts: list[EstimatePart] = []
@@ -94,7 +94,7 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Estimate
     seconds_parts: list[EstimatePart] = []
     cost_usd: Estimate
-    adapter_parameters: int | None = None  # None if every weight trains, or adapters lie on the vision part
+    adapter_parameters: int | None = None  # None if every weight trains, or the vision part has adapters
     merge_bytes: Estimate
     convert_bytes: Estimate
     verify_bytes: Estimate
@@ -105,7 +105,7 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and in which pieces the recipe is computed. Two placements of one recipe train the same."""
+    """Where and in which pieces the recipe is computed. Two placements of one recipe train the same model."""
 
     backend: str  # `local`, `hf_jobs`, `skypilot` or `colab`
     device: str
@@ -132,7 +132,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user decided that no training depends on."""
+    """Choices of the user that do not affect the trained model."""
 
     sensitive: bool = False
     hub_model_id: str | None = None
@@ -154,12 +154,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     where: str  # `local` or `cloud`
     recipe: ResolvedRecipe
     recipe_hash: str
-    fingerprints: dict[str, str | None]  # of `model` and `data`; None for one that is on the Hub
+    fingerprints: dict[str, str | None]  # of `model` and `data`; None for a model or dataset on the Hub
     asked: dict[str, object] = {}  # the user's own values that differ from the resolved recipe
     policy: Policy
     placement: Placement
     launch: Launch = Launch()
-    # flavor, timeout_seconds: of the job; None for this machine
+    # flavor, timeout_seconds: of the Hub job; None for this machine
     flavor: str | None = None
     timeout_seconds: int | None = None
     blockers: list[Blocker] = []  # empty if the plan can run
@@ -180,17 +180,13 @@ def read(path: Path) -> Plan:
     """The plan in a file.
 
     Raises:
-        UsageError: it is missing or no JSON, skill-train did not write it, or it would start another program.
+        UsageError: the file is missing or not JSON, skill-train did not write it, or it would start another program.
     """
     return from_dict(read_json(path), path)
 
 
 def from_dict(document: Any, path: Path) -> Plan:
-    """The plan that a document of `path` holds.
-
-    Raises:
-        UsageError: as `read`.
-    """
+    """The plan in a JSON document. Raises as `read`; the error names `path`."""
     plan = convert(document, Plan, path)
     if plan.schema != SCHEMA:
         raise broken(path, f"schema is {shortened(plan.schema)}, not {SCHEMA}")
@@ -203,8 +199,7 @@ def write(path: Path, plan: Plan) -> None:
 
 
 def _check_launch(path: Path, launch: Launch) -> None:
-    """Checks that a plan only adds arguments and variables to the training program, and starts or loads nothing
-    else."""
+    """Checks that the arguments and variables of a plan start no other program and load no library."""
     words = launch.arguments
     if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
         raise broken(path, f"launch.arguments has {shortened(' '.join(words))}, which starts something else")

@@ -1,4 +1,4 @@
-"""How far a run is, what it has cost, and how long the rest takes, from its lines of metrics. Pure."""
+"""The progress of a run, its cost, and the time that is left, from its lines of metrics. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from skill_train.core.units import bill
 from skill_train.run.records import Number, convert
 from skill_train.run.train_record import StepLine
 
-MARGIN, SAVING_SECONDS = 1.25, 600  # as in `timeout_seconds` of a plan: a quarter more, and time to save and upload
+MARGIN, SAVING_SECONDS = 1.25, 600  # as for `timeout_seconds` of a plan; the seconds are for saving and uploading
 
 
 class Speed(msgspec.Struct, frozen=True):
     """The speed of the steps so far."""
 
-    # step, steps: the last step that was made, and how many there will be
+    # step, steps: the last finished step, and the number of all steps
     step: int
     steps: int
-    # steps of the last start of the program. Earlier ones may have had another machine. None when unknown.
+    # steps since the last start of the program; earlier steps may have run on another machine. None when unknown.
     steps_since_start: int | None
     loss: float | None
     tokens_per_second: float | None
-    # mean of that start without its first step, which warms up; None before the second step
+    # mean since the last start, without its first step, which warms up; None before the second step
     seconds_per_step: float | None
     memory_bytes: dict[str, Number]  # the highest measured use, by kind
 
@@ -41,8 +41,7 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     """The speed from the lines of metrics.jsonl, or from a log with `step` events; None before the first step.
 
     Args:
-        others: ids of other jobs. If the last step is of one of them, the current job has made no step yet, and has no
-            speed.
+        others: ids of other jobs. If one of them made the last step, the current job has no step yet, and no speed.
     """
     read = [step for line in lines if (step := _step(line)) is not None]
     if not read:
@@ -52,7 +51,7 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     own = [] if of_another else [line for line in read if line.start == last.start]
     seconds = [line.seconds for line in own[1:] if line.seconds is not None and line.seconds > 0]
     steps_since_start = last.step if own and last.start == 1 else None
-    if own and own[0] is not read[0]:  # otherwise the lines may begin within a start, as the tail of a log does
+    if own and own[0] is not read[0]:  # otherwise the lines may be the tail of a log and lack the start
         steps_since_start = last.step - own[0].step + 1
     kinds: dict[str, Number] = {}
     for line in read:
@@ -75,16 +74,17 @@ def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
 
 
 def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
-    """The timeout of a job that continues from a checkpoint, after a job that ran out of time. It is in whole minutes.
+    """The timeout in seconds of a job that continues from a checkpoint, after a job that ran out of time. It is a whole
+    number of minutes.
 
-    It is computed from measurements: the remaining steps, and the time that the job took beside its steps. It is twice
-    the last timeout if no step was timed, and at least that if the number of steps of an earlier job is unknown.
+    It is computed from the measured time of the remaining steps, and the time that the job spent outside its steps. If
+    no step was timed, it is twice the last timeout. If the number of the job's steps is unknown, it is at least that.
 
     Args:
-        kept_step: of the newest stored checkpoint; 0 without one.
-        ran_seconds: of the job that ran out of time.
-        before: its timeout.
-        first: whether it was the first job of the run, which made all the steps.
+        kept_step: the step of the newest stored checkpoint; 0 without one.
+        ran_seconds: the running time of the job that ran out of time.
+        before: the timeout of that job.
+        first: whether that job was the first of the run, and so made all the steps.
     """
     if measured is None or measured.seconds_per_step is None:
         return 2 * before
@@ -96,7 +96,7 @@ def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float
 
 
 def _step(line: str) -> StepLine | None:
-    """The line as metrics; None for another line, and for one that a copy cut in two."""
+    """The metrics in a line; None if the line holds none, or if a copy cut it in two."""
     if not line.startswith("{"):
         return None
     try:

@@ -1,7 +1,8 @@
 """Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing is trusted: a key
 may be missing, a value may have another type, and a name may lead out of the run directory.
 
-`read` returns the class that the step writes; `read_json` a document of others, such as a model's, as it is.
+`read` returns an object of the class that the step writes. `read_json` returns a document of another program, such as a
+model's config.json, unchecked.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ Record = TypeVar("Record")
 
 StepSchema = Literal["skill-train/step/1"]
 Verdict = Literal["pass", "warn", "fail"]
-# Numbers that no figure of a run reaches would break arithmetic: 10**400 is not a float, and 1e300 s is not a date. No
+# Larger numbers than any figure of a run would break arithmetic: 10**400 is not a float, and 1e300 s is not a date. No
 # step writes NaN, which JSON does not have.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _LARGEST = 1e300
 Number = Whole | Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
-# A file that a step made lies in the run directory.
+# A path below the run directory, where all files of the steps are.
 FileName = Annotated[str, msgspec.Meta(pattern=r"(?s)^(?!/)(?!.*(?:^|/)\.\.(?:/|$))[^\\\x00]+$")]
 
-MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
+MOST_BYTES = 100_000_000  # our largest record takes a few MB; the tokenizer.json of a base 30 MB
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def _again(path: Path) -> str:
-    """How a record comes back, as a hint. Commands on several runs name none of them RUN."""
+    """The hint for a missing or broken record. It names the run, because in a command on several runs `RUN` would be
+    ambiguous."""
     run = quoted(path.parent) if (path.parent / "plan.json").is_file() else "RUN"
     return f"run the step that writes it, or fetch it: skill-train pull {run}"
 
 
 def read_json(path: Path) -> Any:
-    """The JSON document in a file, as it is.
+    """The JSON document in a file, unchecked.
 
     Raises:
-        UsageError: it is missing, not JSON, or too large.
+        UsageError: the file is missing, not JSON, or too large.
     """
     try:
         return json.loads(regular_bytes(path).decode("utf-8"))
@@ -59,10 +61,10 @@ def read_json(path: Path) -> Any:
 
 
 def regular_bytes(path: Path) -> bytes:
-    """The content of a file of a run. A pipe is never waited for, and a device is never read.
+    """The content of a file of a run. Never waits for a pipe or reads a device.
 
     Raises:
-        UsageError: it is not a regular file, or too large.
+        UsageError: the path is not a regular file, or the file is too large.
     """
     try:
         with regular_file(path) as file:
@@ -86,21 +88,21 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """The record in a file, as the class that its step writes.
+    """The record in a file, as an object of the class that its step writes.
 
     Raises:
-        UsageError: missing, no JSON, or not as its step writes it.
+        UsageError: the file is missing, not JSON, or not as its step writes it.
     """
     return convert(read_json(path), kind, path)
 
 
 def write(path: Path, record: Any) -> None:
-    """Writes a record, whole or not at all."""
+    """Writes a record; the file is complete or unchanged."""
     write_json(path, msgspec.to_builtins(record))
 
 
 def timestamp(moment: datetime | None = None) -> str:
-    """A time in UTC as records store it, such as `2026-11-21T10:00:00Z`: the current one without a moment."""
+    """A time in UTC as records store it, such as `2026-11-21T10:00:00Z`. The default is the current time."""
     return (moment or datetime.now(UTC)).astimezone(UTC).strftime(_TIME)
 
 
@@ -113,7 +115,7 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
     """The objects of a file with one object a line; empty if there is no such file.
 
     Args:
-        grows: it is written line by line, such as metrics.jsonl. A last line that a kill cut in two is left out.
+        grows: the file is written line by line, such as metrics.jsonl. A last line that a kill cut in two is left out.
 
     Raises:
         UsageError: a line is broken, or not as its step writes it.
@@ -140,10 +142,10 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
 
 
 def convert(document: Any, kind: type[Record], path: Path, where: str = "") -> Record:
-    """A document of `path` as the class that its step writes. Keys that the class does not have are left out.
+    """Converts the document in `path` to the class that its step writes. Other keys are left out.
 
     Raises:
-        UsageError: a key is missing, or a value is of another kind.
+        UsageError: a key is missing, or a value has another type.
     """
     try:
         record = msgspec.convert(document, kind)
@@ -170,14 +172,14 @@ def _not_finite(document: Any) -> Any:
 
 
 def shortened(value: Any) -> str:
-    """A value in an error: what it is, in at most 60 characters."""
+    """A value for an error message, in at most 60 characters."""
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return repr(value)[:60] if not isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e300 else "a huge number"
 
 
 def broken(path: Path, why: str) -> UsageError:
-    """The error of a record that no step wrote like this."""
+    """The error of a record that differs from what its step writes."""
     return UsageError(
         f"{path} is not a valid record: {why}",
         code="broken_record",

@@ -1,4 +1,4 @@
-"""The files of the training program: `train.json`, `train.failed.json`, `environment.json`, lines of steps, and
+"""The files that the training program writes: `train.json`, `train.failed.json`, `environment.json`, metrics and
 rows."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {"chat": ("messages",), "completion"
 
 
 class SmokeCheck(msgspec.Struct, frozen=True):
-    """One thing that a training must show."""
+    """One check of the smoke verdict after training."""
 
     name: str
     verdict: Verdict
@@ -52,17 +52,18 @@ class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Whole | None = None
     longest_row_tokens: Whole | None = None
     trained_token_share: Number | None = None
-    # Earlier versions did not count these four. First, rows that repeat an earlier one, in `repeated_groups` groups.
+    # repeated_rows, repeated_groups: rows that repeat an earlier row, and the groups of equal rows. Earlier versions
+    # counted neither these nor the next two.
     repeated_rows: Whole | msgspec.UnsetType = msgspec.UNSET
     repeated_groups: Whole | msgspec.UnsetType = msgspec.UNSET
-    # held_out_trained, held_out_asked: held-out rows that were trained too: the whole row, or its question
+    # held_out_trained, held_out_asked: held-out rows that are also trained on, as a whole or with the same question
     held_out_trained: Whole | msgspec.UnsetType = msgspec.UNSET
     held_out_asked: Whole | msgspec.UnsetType = msgspec.UNSET
     notes: list[str] = []
 
 
 class TrainFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+    """Figures that were measured during the training. Memory is by kind: `rss`, `cuda`, `mps`."""
 
     first_loss: Number | None = None
     last_loss: Number | None = None
@@ -77,7 +78,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "train"
-    # the id of a run in the cloud, in which two runs of one recipe differ; None for a run of this machine
+    # the id of a run in the cloud, which distinguishes two runs of one recipe; None for a run on this machine
     run: str | None = None
     recipe_hash: str | None = None
     steps: Whole
@@ -86,8 +87,8 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
     saved_dtype: str | None = None  # of the trained weights, as torch names it
     smaller_layout: Reason | None = None  # why a second try trained with smaller batches; None if the first try fitted
     checks: list[SmokeCheck] = []
-    # a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run, and are not
-    # in what a job pushes.
+    # a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run: a job does
+    # not push them.
     example: str | None = None
     answer: PromptAnswers | None = None
     data: TrainedData
@@ -97,7 +98,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureWords(msgspec.Struct, frozen=True):
-    """What was wrong, what was expected, what was there, and what to do next."""
+    """The fields of a `SkillTrainError`."""
 
     code: str
     message: str
@@ -113,19 +114,19 @@ class TrainFailure(msgspec.Struct, frozen=True):
     error: FailureWords
 
 
-# Digests and counts of what was fed, and digests of the `first_batches`.
+# Digests and counts of the rows that were fed to the trainer, and digests of the `first_batches`.
 FedData = dict[str, Whole | str | list[str]]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """`environment.json`: versions, device, and every argument as the libraries hold it.
+    """`environment.json`: versions, device, and the final value of every argument of the libraries.
 
-    The libraries choose the names of their arguments, so these are not listed here. The optimizer and the schedule are
-    added when training starts. A part that an earlier version did not record is None.
+    The arguments have the names that the libraries give them, so they are not listed here. The optimizer and the
+    schedule are added when training starts. A part that an earlier version did not record is None.
     """
 
     program: JsonObject | None = None
-    day: date | None = None  # on which the run began, and which the chat template wrote if it writes the date
+    day: date | None = None  # the day on which the run began; a chat template that writes the date wrote this one
     python: str | None = None
     platform: str | None = None
     device: str | None = None
@@ -135,12 +136,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str | None] | None = None
     processes: JsonObject | None = None
     model: JsonObject | None = None
-    # the weight files of the base, as they were when training started
+    # the weight files of the base at the start of the training
     base_weights: dict[FileName, FileDigest] | None = None
     lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET  # None if the model has no adapter
     trainer: JsonObject | None = None
     data: FedData | None = None
-    stops: list[Whole] | None = None  # the tokens that end answers and are not in the base's generation_config.json
+    stops: list[Whole] | None = None  # tokens that end answers and are not in the base's generation_config.json
     optimizer: JsonObject | None = None
     schedule: JsonObject | None = None
 
@@ -150,12 +151,12 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Whole
     steps: Whole
-    start: Whole | None = None  # which start of the program made the step
-    job: str | None = None  # of Hugging Face Jobs
+    start: Whole | None = None  # the number of the program start that made the step
+    job: str | None = None  # the id of the Hub job
     loss: Number | None = None
     grad_norm: Number | None = None
     learning_rate: Number | None = None
-    epoch: Number | None = None  # how often all rows were fed by then
+    epoch: Number | None = None  # passes over all rows so far
     tokens: Whole | None = None
     trained_tokens: Whole | None = None
     seconds: Number | None = None
@@ -164,7 +165,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FedRow(TypedDict):
-    """The part of a row that was fed, in `samples.jsonl` or `held_out.jsonl`."""
+    """The part of a line of `samples.jsonl` or `held_out.jsonl` that was fed to the model."""
 
     row: Whole
     input_ids: list[_TokenId]
@@ -172,15 +173,15 @@ class FedRow(TypedDict):
 
 
 class Row(FedRow):
-    """The whole line, which also holds the row as it was read. `row`: its number in the data, from 0."""
+    """The whole line, with the row as it was read. `row` is the number of the row in the data, from 0."""
 
-    line: Whole  # its line in its file
+    line: Whole  # the row's line in its file
     kind: Literal["chat", "completion", "text"]
-    # messages, tools, trained_messages: of a chat
+    # messages, tools, trained_messages: for the kind `chat`
     messages: NotRequired[list[JsonObject]]
     tools: NotRequired[list[Any] | None]
     trained_messages: NotRequired[list[Whole]]
-    # prompt, completion: of a completion. A text has `text`.
+    # prompt, completion: for the kind `completion`; `text`: for the kind `text`
     prompt: NotRequired[str]
     completion: NotRequired[str]
     text: NotRequired[str]
@@ -188,7 +189,7 @@ class Row(FedRow):
     images: NotRequired[list[Any]]  # files of pictures in the folder of the run, with their digests
     image_sha256: NotRequired[list[str]]
     rendered: str  # the text that the template writes
-    truncated: bool  # whether it was longer than max_length. `full_length` is its length in tokens.
+    truncated: bool  # whether the row was longer than max_length; `full_length` is its length in tokens
     full_length: Whole
 
 
@@ -198,7 +199,7 @@ def read(path: Path) -> TrainRecord:
 
 
 def is_asked_bare(record: TrainRecord, data_format: str) -> bool:
-    """Whether the model is asked without a chat template: its rows were bare text, which no template had written."""
+    """Whether the model is asked without a chat template: it was trained on bare text that no template had rendered."""
     rendered = ALREADY_RENDERED in record.data.notes and WITHOUT_TEMPLATE not in record.data.notes
     return data_format in BARE and not rendered
 
@@ -209,21 +210,22 @@ def read_environment(path: Path) -> Environment | None:
 
 
 def stops_of(adapter: Path | None) -> list[int]:
-    """The tokens that end the answers which an adapter was trained on, beside those at which its base stops. Empty
-    outside of a run."""
+    """The tokens that end the answers in an adapter's training and are not stop tokens of its base. Empty for an
+    adapter outside of a run."""
     is_in_run = adapter is not None and (adapter.parent / "plan.json").is_file()
     environment = read_environment(adapter.parent / "environment.json") if adapter is not None and is_in_run else None
     return (environment and environment.stops) or []
 
 
 def trained_system(run: Path) -> str:
-    """The digest of the system message with which every row began that trained; empty if there was none."""
+    """The digest of the system message that all trained rows begin with; empty if there is none."""
     environment = read_environment(run / "environment.json")
     return str(((environment and environment.data) or {}).get("system_sha256", ""))
 
 
 def system_of(run: Path) -> str | None:
-    """That message, from the rows that were kept; empty if these do not show it, None if there was none."""
+    """The system message that all trained rows begin with, from `samples.jsonl`. Empty if that file does not show it;
+    None if there is no such message."""
     rows = read_rows(run / "samples.jsonl") if (digest := trained_system(run)) else []
     return (rows[0]["messages"][0]["content"] if system_digest(rows) == digest else "") if digest else None
 
@@ -234,7 +236,7 @@ def read_steps(path: Path) -> list[StepLine]:
 
 
 def read_fed_rows(path: Path) -> list[FedRow]:
-    """The rows of `samples.jsonl` or `held_out.jsonl` as they were fed; empty if there is no such file."""
+    """The fed part of the rows in `samples.jsonl` or `held_out.jsonl`; empty if there is no such file."""
     return records.read_lines(path, FedRow)
 
 
@@ -253,8 +255,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def way_back(file: Path) -> str:
-    """A hint for rows that were lost. A finished run does not write them again, and one of a step has the same. Without
-    their digest they could be those of another split."""
+    """A hint for a lost file of rows. A finished run does not write it again, but a new run of one step writes the same
+    held-out rows. That is offered only if their digest is recorded, because they could be those of another split."""
     run, again = file.parent, ""
     environment = read_environment(run / "environment.json")
     if file.name == "held_out.jsonl" and environment is not None and "held_out_sha256" in (environment.data or {}):

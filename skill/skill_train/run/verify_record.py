@@ -1,4 +1,4 @@
-"""`verify.json`: the checks of each GGUF file, as they are written and read."""
+"""`verify.json`: the checks of each GGUF file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was measured on one file, and its limit."""
+    """A measurement on one file, and its limit."""
 
     name: str  # a stable word, such as `logits`
     file: str  # name of the GGUF file
@@ -36,17 +36,17 @@ Finding = Check | NotChecked
 
 
 class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof is valid for."""
+    """The files and rows that a proof is valid for."""
 
     reference: dict[str, FileDigest]
     adapter: dict[str, FileDigest] | None
-    base: dict[str, FileDigest] | str | None  # digests of its files; or the words `the reference`
+    base: dict[str, FileDigest] | str | None  # digests of the base's files; or the words `the reference`
     ggufs: dict[FileName, FileDigest]
     # rows, held_out: sha256 of the rows
     rows: str
     held_out: str
     unread: list[list[str]] = []  # files that could not be judged, each with the reason
-    # the model folder whose answers to pictures a projector was held against
+    # the model folder whose answers to pictures a projector was compared with
     pictures: dict[str, FileDigest] | None = None
 
 
@@ -54,12 +54,12 @@ class ProofOptions(msgspec.Struct, frozen=True):
     """How much was compared."""
 
     tokens: Whole
-    # the programs that the files were asked in, with their versions; empty for one that is not here
+    # the inference programs that the files ran in, with their versions; the version of a missing program is empty
     engines: dict[str, str] = {}
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks of each file, and what they are valid for."""
+    """`verify.json`: the checks of each file, and the inputs that they are valid for."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str
@@ -70,7 +70,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict  # the worst of the checks
     checks: list[Check]
     not_checked: list[NotChecked]
-    samples: dict[str, Whole]  # how much was compared: tokens, texts, rows, conversations, answers
+    samples: dict[str, Whole]  # the numbers of compared tokens, texts, rows, conversations and answers
     seconds: Number
     peak_memory_bytes: Whole | None = None
     peak_memory_children_bytes: Whole | None = None
