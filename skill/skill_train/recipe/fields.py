@@ -1,7 +1,7 @@
-"""The recipe: everything that must be the same wherever a run happens. The only place for its defaults.
+"""The recipe: everything that must be the same on every machine. Its defaults are only here.
 
-Keys are flat, and keys that TRL and PEFT have too have the same names. A field that is None is chosen by the plan from
-the model and the data, with a reason.
+Keys are flat. Keys that TRL and PEFT also have, have the same names. If a field is None, the plan chooses it from the
+model and the data, with a reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmspr
 OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
 
 ALL_LINEAR = ["all-linear"]  # PEFT's word for every linear layer
-# Fields that full fine-tuning does not read.
+# Fields that full fine-tuning ignores.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
@@ -38,7 +38,7 @@ SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
 _SYSTEM = "a system prompt is a column of the data with the text in each row, such as `system` in a .csv"
 
-# Fields that are stored with the run, but on which the trained model does not depend.
+# Fields that are stored with the run and do not affect the trained model.
 POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
 NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
 
@@ -49,7 +49,7 @@ def _say(default: Any, help_text: str, unit: str = "") -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One fine-tune. `docs`: references/recipe.md, made from this class."""
+    """One fine-tune. references/recipe.md is generated from this class."""
 
     model: str = _say("", "base model: Hub id or folder")
     data: str = _say("", "dataset: .jsonl, .json, .csv, .tsv or .parquet file, folder saved by datasets, or Hub id")
@@ -126,7 +126,7 @@ class Recipe:
 
 
 _MANY = 1e9  # the limit of a count; a larger number is a typing error
-_STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
+_STEEPEST = 1e3  # the limit of a learning rate: sgd runs at 1 and more, nothing at a thousand
 _SEEDS = 2**32  # numpy's own limit
 _ANY = float("inf")
 _OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
@@ -142,7 +142,7 @@ def load(path: Path) -> Recipe:
 
 
 def read(path: Path) -> dict[str, object]:
-    """The values in a YAML or JSON file, for `from_dict`. A relative `model` or `data` is looked for beside it first.
+    """The values in a YAML or JSON file, for `from_dict`. A relative `model` or `data` is first looked for beside it.
 
     Raises:
         UsageError: the file is missing or not YAML.
@@ -178,10 +178,10 @@ def read(path: Path) -> dict[str, object]:
 
 
 def from_dict(values: Mapping[str, object]) -> Recipe:
-    """A recipe from plain values, all of them checked.
+    """A recipe from plain values, which are all checked.
 
     Raises:
-        UsageError: a key is unknown (the message has the nearest known one), a type is wrong or a value out of range.
+        UsageError: a key is unknown (the message suggests the nearest one), a type is wrong, or a value out of range.
     """
     for key, value in values.items():
         if holds_token(value):
@@ -199,16 +199,16 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
 
 
 def to_yaml(values: Mapping[str, object]) -> str:
-    """The recipe as a file that `load` reads back."""
+    """The recipe as YAML, which `load` reads back."""
     import yaml
 
-    plain = json.loads(json.dumps(values))  # YAML writes no dict of another class, such as those of `records`
+    plain = json.loads(json.dumps(values))  # safe_dump accepts no subclass of dict, such as those of `records`
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | None]) -> str:
     """SHA-256 of a resolved recipe. Local paths are replaced by fingerprints of their content, so a moved file does not
-    change it. `preprocess: model` counts as no field: plans of earlier versions, which mean it, have none."""
+    change it. `preprocess: model` is left out, because plans of earlier versions mean it but have no such field."""
     values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
     if values.get("preprocess") == "model":
         del values["preprocess"]
@@ -231,9 +231,9 @@ def _typed(key: str, value: Any) -> Any:
     """The value in the type of the field. YAML reads 2e-4 as text, so a number in text is converted."""
     if key == "target_modules" and value == ALL_LINEAR[0]:
         return ALL_LINEAR
-    type_name = str(FIELDS[key].type).removesuffix(" | None")  # as it is written above
+    type_name = str(FIELDS[key].type).removesuffix(" | None")  # the annotation in `Recipe`
     number = _number(value) if type_name in ("float", "int") else None
-    too_large = number is not None and not abs(number) < 1e18  # or not a number at all
+    too_large = number is not None and not abs(number) < 1e18  # also true for NaN
     if number is not None and not too_large and not isinstance(value, bool):
         if type_name == "float":
             return number
@@ -252,7 +252,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """The value as a number, infinite where it is larger than any; None where it is none."""
+    """The value as a number; infinite if it is too large for a float; None if it is not a number."""
     try:
         return float(value) if isinstance(value, (int, float, str)) else None
     except OverflowError:
@@ -336,7 +336,7 @@ def _check_choices(recipe: Recipe) -> None:
 def _check_tuning(recipe: Recipe) -> None:
     """Full fine-tuning changes every weight, so it excludes 4-bit weights; `pure_bf16` requires it."""
     full = recipe.finetuning_type == "full"
-    if recipe.target_modules == [] and not full:  # which names none in its plan
+    if recipe.target_modules == [] and not full:  # the plan of full fine-tuning has an empty list
         raise bad_recipe(
             "target_modules is empty, so the adapter would change nothing",
             expected="names of linear layers, or all-linear",

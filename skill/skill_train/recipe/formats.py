@@ -1,4 +1,4 @@
-"""The formats of rows: which columns make an example, by the names that datasets use. Pure."""
+"""The formats of rows: which columns become an example, and the names that datasets use for them. Pure."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 }
 ONE_MESSAGE = "a row is one message, and must be a whole conversation"
 WHOLE_CHAT = 'write each conversation as {"messages": [{"role": "user", "content": "…"}, …]}'
-# For a model that reads pictures: the formats of turns, and what datasets call the column of their pictures, the usual
-# names first. A column of another name is `columns: {images: NAME}` in a recipe.
+# For a model that reads pictures: the formats of turns, and the names that datasets use for the column of pictures, the
+# usual names first. For a column of another name a recipe has `columns: {images: NAME}`.
 PICTURED = ("messages", "sharegpt", "prompt_completion", "instruction", "question_answer")
 PICTURE_COLUMNS = (
     "images", "image", "pictures", "picture", "imgs", "img", "photos", "photo", "screenshots", "screenshot",
@@ -54,19 +54,19 @@ class DetectedFormat(NamedTuple):
     """How a row becomes an example."""
 
     format: str
-    columns: dict[str, str]  # the dataset's name of each column by the format's name
-    reason: str  # why this format was chosen, for the reader
+    columns: dict[str, str]  # the dataset's name of each column, by the format's name
+    reason: str  # why this format was chosen, in words for the user
     explicit: bool = False  # the recipe names the columns, so the content of other columns does not matter
 
     @property
     def required(self) -> frozenset[str]:
-        """The dataset's names of the columns that every row must have."""
+        """The columns that every row must have, by the dataset's names."""
         return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
 
 
 def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
-    """The first format whose columns this row has. With `pictures` the model reads them, and so a column of them is one
-    of the format's."""
+    """The first format whose columns this row has; None if none fits. With `pictures` the model reads pictures, and a
+    column of pictures is a column of the format."""
     apart = answer_apart(row) is not None
     for name in COLUMNS:
         is_detectable = name not in ASKED_FOR and not (apart and name in ("messages", "sharegpt"))
@@ -77,10 +77,9 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
 
 
 def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
-    """Why a conversation that ends with a question after an earlier answer is not trained, where another column holds
-    its answer: training would learn the earlier one, and never this one. None for other rows. In the columns that are
-    only `guessed` to hold conversations a question counts alone.
-    """
+    """Why a conversation that ends with a question, with its answer in another column, is not trained on: training
+    would learn only the earlier answers in the conversation. None for other rows. In columns that are only `guessed` to
+    hold conversations, a conversation without an earlier answer counts too."""
     answer = next((name for name in row if row[name] and _ANSWER.fullmatch(name)), None)
     names = guessed or _CONVERSATIONS
     column = next((name for name in names if _ends_with_question(row.get(name), alone=bool(guessed))), None)
@@ -90,7 +89,7 @@ def answer_apart(row: Row, guessed: Sequence[str] = ()) -> str | None:
 
 
 def other_turns(row: Row) -> str | None:
-    """Why a conversation of texts, or of objects with other keys, cannot be read."""
+    """Why a conversation of plain texts, or of objects with other keys, cannot be read; None for other rows."""
     column = next((name for name in _CONVERSATIONS if kind(row.get(name)) == "list"), None)
     return None if column is None else f"{column} is a list, but not one of messages"
 
@@ -102,7 +101,7 @@ def _ends_with_question(value: Any, *, alone: bool) -> bool:
 
 
 def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | None:
-    """The mapping of one format onto this row, or None."""
+    """The columns of one format in this row, by the format's names; None if the row does not have this format."""
     columns = {}
     for key, candidates in COLUMNS[name].items():
         column = next((c for c in candidates if c in row), None)
@@ -117,7 +116,7 @@ def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | No
 
 
 def picture_column(name: str, columns: dict[str, str], row: Row) -> str | None:
-    """The column of pictures of this row in the format `name`, beside its other columns; None if there is none."""
+    """The column of pictures in this row for the format `name`, other than the given columns; None if there is none."""
     if name not in PICTURED:
         return None
     others = set(columns.values())
@@ -126,7 +125,7 @@ def picture_column(name: str, columns: dict[str, str], row: Row) -> str | None:
 
 
 def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
-    """The mapping with the column of pictures of this row, unless it has one already or the recipe names all."""
+    """The format with this row's column of pictures, unless it has one already or the recipe names the columns."""
     if detected.explicit or "images" in detected.columns:
         return detected
     column = picture_column(detected.format, detected.columns, row)
@@ -136,7 +135,7 @@ def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
 
 
 def has_pictures(row: Row) -> bool:
-    """Whether a row seems to hold pictures: in a column, or in its messages."""
+    """Whether a row seems to hold pictures, in a column or in its messages."""
     return any(is_media(name, value) or _has_part(value) for name, value in row.items())
 
 
@@ -149,12 +148,12 @@ def _has_part(value: Any) -> bool:
 
 
 def optional_names(detected: DetectedFormat) -> set[str]:
-    """The names that datasets use for the optional columns of this format, and those of this mapping."""
+    """The names that datasets use for the optional columns of this format, and the names of its detected columns."""
     return {name for names in OPTIONAL[detected.format].values() for name in names} | set(detected.columns.values())
 
 
 def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> DetectedFormat:
-    """The mapping with every optional column among these columns of a dataset, even if the first rows lack them."""
+    """The format with every optional column among these columns of a dataset, even if the first rows lack it."""
     columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
     columns |= _optional(detected.format, columns, dataset_columns)
     columns |= {name: column for name, column in detected.columns.items() if name == "images"}
@@ -162,8 +161,8 @@ def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> 
 
 
 def as_turns(detected: DetectedFormat) -> DetectedFormat:
-    """How a model with a chat template reads prompts and completions: as a question and its answer, whatever the names
-    of their columns. The exported model puts its template around every prompt, so training must too."""
+    """The format for a model with a chat template: prompts and completions become questions and answers, whatever their
+    columns are called. The exported model puts its template around every prompt, so training must too."""
     if detected.format != "prompt_completion":
         return detected
     names = {"prompt": "question", "completion": "answer"}
@@ -174,8 +173,8 @@ def as_turns(detected: DetectedFormat) -> DetectedFormat:
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
     """The facts of the rows as this model reads them: prompts and completions become turns if it has a chat template.
 
-    Then pairs of texts count as two messages for each row, three with a column of system messages, and pairs of
-    messages keep their counted number.
+    A pair of texts then counts as two messages, or three with a column of system messages. Pairs of messages keep their
+    counted number.
     """
     detected = DetectedFormat(facts.format, facts.columns, facts.reason)
     turned = as_turns(detected) if has_chat_template else detected
@@ -193,7 +192,7 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
 
 
 def kind(value: Any) -> str:
-    """The type of a value for the report: text, messages, turns, number, true or false, list, object, media, null."""
+    """The type of a value for the user: text, messages, turns, number, true or false, list, object, media or null."""
     if media_in(value) is not None:
         return "media"
     if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -1,5 +1,5 @@
-"""Whose pixels a vision model is trained on: those that llama.cpp will make of a picture, or those of the model's own
-processor."""
+"""Chooses the pixels that a vision model is trained on: llama.cpp's pixels of a picture, or the pixels of the model's
+own processor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from skill_train.recipe.fields import Recipe
 
 
 class Preprocess(NamedTuple):
-    """`engine` or `model`, and why."""
+    """`value` is `engine` or `model`; `because` is the reason."""
 
     value: str
     because: str
 
 
 def preprocess_of(recipe: Recipe, family: str) -> Preprocess:
-    """The recipe's choice; where it has none, the pixels of llama.cpp if the training can make them for this family,
-    the `model_type` of config.json.
+    """The recipe's choice. Without one, the pixels of llama.cpp if the training can make them for this `family` (the
+    `model_type` of config.json).
 
     Raises:
         UsageError: the recipe asks for pixels of llama.cpp that the training cannot make.

@@ -1,4 +1,4 @@
-"""The resolved recipe: every open choice is made. A plan contains it, and the training program reads it."""
+"""The resolved recipe, in which every choice is made. A plan contains it, and the training program reads it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OF_PICTURES = ("images", "lora_parts", "preprocess", "min_pixels", "max_pixels")
 
 
 class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a `Recipe` (recipe/fields.py explains them) without those that do not affect a training.
+    """The fields of a `Recipe` that affect the training. recipe/fields.py explains them.
 
     Fields with a default were added after the first plans had been written.
     """
@@ -61,8 +61,8 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.finetuning_type == "full"
 
     def as_dict(self) -> dict[str, object]:
-        """The fields by name, as `plan.json` has them. Those of pictures are left out of a recipe of text, and
-        `data_file` where it is not set, so that the hash is that of earlier versions."""
+        """The fields by name, as in `plan.json`. A recipe of text leaves out the fields of pictures, and `data_file` is
+        left out if it is not set, so that the hash is the same as in earlier versions."""
         unread = () if self.images else OF_PICTURES
         fields = msgspec.structs.asdict(self).items()
         return {name: v for name, v in fields if name not in unread and (name != "data_file" or v is not None)}

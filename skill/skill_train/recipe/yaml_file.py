@@ -1,4 +1,4 @@
-"""The YAML file of a recipe: of limited size, and without a key that occurs twice."""
+"""Reads the YAML file of a recipe. Its size is limited, and no key may occur twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 
-_MOST_BYTES = 1_000_000  # a recipe has a few hundred; PyYAML takes minutes for much larger files
+_MOST_BYTES = 1_000_000  # a recipe has a few hundred bytes; PyYAML takes minutes for much larger files
 
 
 def bad_recipe(message: str, *, expected: str = "", got: str = "", hint: str = "") -> UsageError:
@@ -16,8 +16,8 @@ def bad_recipe(message: str, *, expected: str = "", got: str = "", hint: str = "
 
 
 def loader() -> Any:
-    """PyYAML's safe loader, which also refuses a key that occurs twice, and a number in another base: 010 is 8, and
-    1:30.5 is 90.5."""
+    """PyYAML's safe loader, which also refuses a key that occurs twice, and a number in another base: YAML reads 010 as
+    8, and 1:30.5 as 90.5."""
     import yaml
 
     class Loader(yaml.SafeLoader):
