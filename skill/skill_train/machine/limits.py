@@ -28,9 +28,9 @@ def require_memory(need_bytes: int, purpose: str) -> None:
 
 
 def require_room_for_torch() -> None:
-    """Refuses a limit on the address space (`ulimit -v`, some batch systems) that is too low for torch: libraries that
-    do not fit end the process without an explanation. Call before importing torch, here or in a process that inherits
-    the limit."""
+    """Refuses a limit on the address space (`ulimit -v`, some batch systems) that is too low for torch. Without this
+    check, libraries that do not fit end the process without an explanation. Call it before this process, or a child
+    that inherits the limit, imports torch."""
     free = None if "torch" in sys.modules else _free_bytes()
     need = None if free is None else _needed_bytes()
     if free is None or need is None or free >= need:

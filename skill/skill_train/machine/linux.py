@@ -60,9 +60,9 @@ def physical_cores(probe: Probe) -> int:
 
 
 def read_memory(probe: Probe) -> tuple[int | None, int | None]:
-    """Total and available bytes. In a container its limit counts instead of the machine's memory. Memory that it uses
-    is not available, except file pages that the kernel can reclaim (`inactive_file`, which `docker stats` leaves out
-    too)."""
+    """Total and available bytes; None if unknown. In a container its limit counts instead of the machine's memory. The
+    memory that the container uses is not available, except for file pages that the kernel can reclaim (`inactive_file`,
+    which `docker stats` leaves out too)."""
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", probe.read("/proc/meminfo") or "", re.MULTILINE))
     if "MemTotal" not in kib:
         return None, None
@@ -109,7 +109,7 @@ def _quotas(probe: Probe) -> Iterator[float]:
 def _folders(probe: Probe, controller: str, root: str) -> list[str]:
     """This process's control group and those above it, for one controller of version 1, or `""` for version 2.
 
-    Inside a container /proc/self/cgroup may name a path outside of it. Then only the root exists, and it is our group.
+    Inside a container /proc/self/cgroup may name a path outside of it. Then only the root exists: this process's group.
     """
     paths = [line.split(":", 2) for line in (probe.read("/proc/self/cgroup") or "").splitlines()]
     own = next((line[2] for line in paths if len(line) == 3 and controller in line[1].split(",")), "/")

@@ -1,4 +1,4 @@
-"""How much of the processor everybody takes, so that a measurement can tell whether it was alone."""
+"""How busy the processor is, so that a measurement can tell whether other programs ran beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LAST = 8
 
 
 def busy_seconds() -> float | None:
-    """Processor seconds that all programs of this machine took since its start, and those that the host took from a
-    virtual machine (steal); None where /proc/stat does not say."""
+    """Processor seconds that all programs of this machine used since its start, with the seconds that the host took
+    from a virtual machine (steal). None if /proc/stat does not report them."""
     try:
         words = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()
         ticks = [int(word) for word in words[1 : 1 + _LAST]]

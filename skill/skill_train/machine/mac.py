@@ -61,8 +61,8 @@ def read_mac(probe: Probe) -> MachineFacts:
 
 
 def ram_available_bytes(probe: Probe) -> int | None:
-    """The memory that a new process can use without displacing others: free, speculative and inactive pages, as psutil
-    counts them (psutil 7, `virtual_memory().available` on macOS)."""
+    """The bytes that a new process can use without displacing others: free, speculative and inactive pages, as psutil
+    counts them (psutil 7, `virtual_memory().available` on macOS). None if vm_stat does not answer."""
     answer = probe.ask("vm_stat")
     text = answer.text if answer is not None and answer.code == 0 else ""
     size = re.search(r"page size of (\d+) bytes", text)
@@ -71,11 +71,11 @@ def ram_available_bytes(probe: Probe) -> int | None:
 
 
 def gpu_share_bytes(ram_bytes: int) -> int:
-    """Bytes of a Mac's memory that its GPU may use: two thirds below 36 GiB, three quarters from there on.
+    """Bytes of a Mac's memory that its GPU may use: two thirds below 36 GiB, three quarters from 36 GiB on.
 
-    Metal's `recommendedMaxWorkingSetSize`, as llama.cpp prints it: 10922.67 MiB of 16 GiB (llama-cpp-python#687,
-    2023-09), 21845.34 of 32 (ollama#434, 2023-08), 73728 of 96 (llama.cpp#3213, 2023-09). Newer systems give large
-    machines more (107.52 of 128 GiB on macOS 26, antirez/ds4#893, 2026-08), so this is the smaller of the two.
+    Source: Metal's `recommendedMaxWorkingSetSize`, as llama.cpp prints it: 10922.67 MiB of 16 GiB
+    (llama-cpp-python#687, 2023-09), 21845.34 of 32 (ollama#434, 2023-08), 73728 of 96 (llama.cpp#3213, 2023-09). Newer
+    systems allow large machines more (107.52 of 128 GiB on macOS 26, antirez/ds4#893, 2026-08); this is the lower one.
     """
     return ram_bytes * 2 // 3 if ram_bytes < 36 << 30 else ram_bytes * 3 // 4
 
@@ -109,7 +109,7 @@ def _mhz(sysctl: dict[str, str], chip: str) -> float | None:
 
 
 def _battery(probe: Probe) -> tuple[bool | None, bool | None]:
-    """`(laptop, on_battery)`; a Mac without a battery has no `InternalBattery` line."""
+    """`(laptop, on_battery)`; None if unknown. A Mac without a battery has no `InternalBattery` line."""
     answer = probe.ask("pmset", "-g", "batt")
     if answer is None or "drawing from" not in answer.text:
         return None, None

@@ -18,7 +18,7 @@ _NO_VALUE = ("[N/A]", "[Not Supported]", "N/A", "Not Supported")
 
 @dataclass(frozen=True)
 class Gpus:
-    """The equal GPUs that a run would use. `unknown` says why there are none, or why some are not used."""
+    """The equal GPUs that a run would use. `unknown` has the reason if there are none, or if some are not used."""
 
     usable: tuple[Gpu, ...]
     unified: bool
@@ -35,7 +35,7 @@ class _GpuRow:
 
 
 def read_gpus(probe: Probe, ram_bytes: int | None, ram_available_bytes: int | None) -> Gpus:
-    """The GPUs of this machine that are visible to this process. On a machine with unified memory they use its RAM."""
+    """The GPUs that this process can see. On a machine with unified memory they share its RAM."""
     answer = _query(probe)
     if answer is None:
         return _without_nvidia(probe)
@@ -76,8 +76,8 @@ def _row(line: str, ram: int | None, ram_available: int | None) -> _GpuRow | Non
 
 
 def _visible(rows: list[_GpuRow], visible: str | None) -> list[_GpuRow]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA reads it: numbers or prefixes of UUIDs, up to the first that
-    does not exist."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects. CUDA reads numbers or prefixes of UUIDs, up to the first one without
+    a GPU."""
     if visible is None:
         return rows
     if visible.strip().startswith("MIG-"):
@@ -94,7 +94,7 @@ def _visible(rows: list[_GpuRow], visible: str | None) -> list[_GpuRow]:
 
 
 def _equal_best(rows: list[_GpuRow]) -> tuple[list[_GpuRow], dict[str, str]]:
-    """The best group of equal GPUs: first those that torch supports, then by most memory, then the newest."""
+    """The best group of equal GPUs, by support in torch, then by memory, then by compute capability."""
 
     def kind(row: _GpuRow) -> tuple[bool, int, float, str]:
         capability = row.gpu.compute_capability or 0.0
@@ -124,7 +124,7 @@ def _gpus_of(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus
 
 
 def _slice(probe: Probe, row: _GpuRow, unknown: dict[str, str]) -> Gpus:
-    """The first MIG slice, because one process can use only one. Its profile states the size (`3g.40gb`). Counted as
+    """The first visible MIG slice, because one process can use only one. Its profile states the size (`3g.40gb`). With
     10^9 bytes for each GB it is a lower bound: 40 are 39.25 GiB (NVIDIA MIG user guide, profiles of the A100)."""
     listed = probe.ask("nvidia-smi", "-L")
     visible = probe.environment.get("CUDA_VISIBLE_DEVICES", "").strip()
@@ -150,7 +150,7 @@ def _nvlink(probe: Probe, indices: list[int]) -> bool | None:
 
 
 def _without_nvidia(probe: Probe) -> Gpus:
-    """Why nvidia-smi reports nothing, and whether there is a GPU that cannot be used."""
+    """No GPUs, with the reason if nvidia-smi should have answered or an unsupported GPU was found."""
     if "NVIDIA Jetson" in (probe.read("/proc/device-tree/model") or "") or probe.read("/etc/nv_tegra_release"):
         return _none("a Jetson without nvidia-smi: its GPU is not recognised, so the processor is counted")
     if probe.has("nvidia-smi"):

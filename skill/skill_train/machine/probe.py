@@ -23,7 +23,7 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class Probe:
-    """A machine that can be queried: this one. A recorded machine has other methods."""
+    """Queries this machine. A recorded machine is a subclass that reads a file."""
 
     # system, processor: as `platform` names them, such as `Darwin` and `x86_64`
     system: str
@@ -37,11 +37,11 @@ class Probe:
         return _find(program) is not None
 
     def ask(self, program: str, *arguments: str) -> ProgramOutput | None:
-        """Runs a program; None if it is missing or does not end."""
+        """Runs a program; None if it is missing or takes longer than 10 seconds."""
         path = _find(program)
         if path is None:
             return None
-        import subprocess  # 10 ms that a machine without such tools need not pay
+        import subprocess  # the import takes 10 ms, which a machine without such tools can save
 
         environment = dict(os.environ, LC_ALL="C")  # numbers with a point, messages in English
         try:

@@ -22,7 +22,7 @@ def read_machine(probe: Probe | None = None) -> MachineFacts:
 
 
 def available_memory_bytes() -> int | None:
-    """The main memory that a new process can use, even if a GPU has its own memory; None if unknown."""
+    """The bytes of main memory that a new process can use, also on a machine with a GPU; None if unknown."""
     probe = this_machine()
     return ram_available_bytes(probe) if probe.system == "Darwin" else linux.read_memory(probe)[1]
 
@@ -42,7 +42,7 @@ def cache_dir() -> Path:
 
 
 def cache_file(folder: str, *values: object) -> Path:
-    """The file in a folder of the cache that belongs to these values."""
+    """The JSON file for these values in a folder of the cache."""
     return cache_dir() / folder / f"{hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]}.json"
 
 

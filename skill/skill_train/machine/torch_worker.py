@@ -12,8 +12,8 @@ from skill_train.program.events import first_line
 
 
 class TorchAnswer(TypedDict):
-    """torch's answer. `cuda` is the version that torch was built for. `trouble` says why the device is not usable, if
-    torch says so."""
+    """torch's answer. `cuda` is the CUDA version that torch was built for. `trouble` is torch's reason why the device
+    is not usable, or empty."""
 
     version: str
     cuda: str | None
@@ -30,7 +30,7 @@ def run(device: str) -> TorchAnswer:
         try:
             ones = torch.ones(8, 8, device=device)
             usable = float((ones @ ones).sum()) == 512.0
-        except RuntimeError as problem:  # such as a GPU that this build has no kernels for
+        except RuntimeError as problem:  # for example, this build has no kernels for the GPU
             usable, trouble = False, first_line(problem)
     return {"version": str(torch.__version__), "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
 

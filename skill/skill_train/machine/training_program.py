@@ -1,8 +1,8 @@
-"""The training program as one file: scripts/train.py of a checkout. A wheel has its parts, and joins them to the same
-bytes.
+"""The training program as one file: scripts/train.py in a checkout. A wheel has only its parts, and joins them to the
+same bytes.
 
-The parts are `skill_train.program`. The joined file starts with the head of main.py (pinned versions, docstring), then
-come the imports of all parts, then the parts from events to main.
+The parts are the modules of `skill_train.program`. The joined file starts with the head of main.py (pinned versions,
+docstring). Then come the imports of all parts, then the parts from events to main.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skill_train.machine.read import cache_dir
 SOURCE = Path(__file__).resolve().parents[1] / "program"
 DIGEST = SOURCE / "train.sha256"
 PACKAGE = "skill_train.program."
-# A part imports those before it.
+# The parts in the order of the file. A part imports only earlier parts.
 PARTS = (
     "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/choices", "chat/pairs", "examples",
     "chat/answers", "chat/typed", "chat/row_notes", "chat/labels", "tables/columns", "parquet", "pictures/locations",
@@ -35,10 +35,10 @@ _NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_trai
 
 @cache
 def train_program() -> Path:
-    """The path of `train.py`. From a wheel it is written to the cache, unless it is there.
+    """The path of `train.py`. An installation from a wheel writes it to the cache first, unless it is there.
 
     Raises:
-        NotInstalled: a part is not the one of this release.
+        NotInstalled: a part was changed after the release.
     """
     if is_checkout():
         return SOURCE.parents[2] / "scripts" / "train.py"
@@ -59,20 +59,20 @@ def train_program() -> Path:
 
 
 def joined(sources: Mapping[str, str], trees: Mapping[str, ast.Module]) -> str:
-    """The whole program, from the text of each part and its syntax tree."""
+    """The text of the whole program, from the source and the syntax tree of each part."""
     head = sources["main"].partition("from __future__")[0]
     bodies = [_banner(part, trees[part]) + _body(sources[part], trees[part]) for part in PARTS]
     return _NOTE + head + _imports(trees) + "\n" + "\n\n".join(bodies)
 
 
 def origins(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """What an import binds: names, and where each is from."""
+    """The names that an import binds, each with its dotted path."""
     module = f"{node.module or 'skill_train'}." if isinstance(node, ast.ImportFrom) else ""
     return {alias.asname or alias.name: module + alias.name for alias in node.names}
 
 
 def _imports(trees: Mapping[str, ast.Module]) -> str:
-    """Those of the standard library, in the order that ruff wants."""
+    """The imports of all parts from outside the program, in ruff's order."""
     nodes = [node for tree in trees.values() for node in tree.body]
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names: dict[str, set[str]] = defaultdict(set)
@@ -87,7 +87,7 @@ def _imports(trees: Mapping[str, ast.Module]) -> str:
 
 
 def _banner(part: str, tree: ast.Module) -> str:
-    """The name of a part, and what its docstring says; main's is that of the whole."""
+    """A comment with the name of a part and its docstring; without main's docstring, which heads the whole file."""
     text = "" if part == "main" else ast.get_docstring(tree) or ""
     return f"# --- {part} ---\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
