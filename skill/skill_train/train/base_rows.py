@@ -1,4 +1,4 @@
-"""Held-out rows of a run that the runs below it may have trained on: those that its base was merged in."""
+"""Held-out rows of a run that its base may have been trained on, if the base is the merged model of earlier runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from skill_train.run.plan_record import Plan
 
 
 def known_to_base(run: RunDir) -> Iterator[str]:
-    """A sentence for each run below that did not hold out the same rows, or of which that cannot be known.
+    """A sentence for each run that made the base and did not hold out the same rows, or for which this is unknown.
 
     Raises:
-        UsageError: a record of one of the runs cannot be read.
+        UsageError: a record of one of these runs cannot be read.
     """
     plan, rows = plan_record.read(run.plan), {row["row"] for row in train_record.read_fed_rows(run.held_out)}
     for base in made_by(plan.recipe.model) if rows else ():

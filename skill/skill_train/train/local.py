@@ -1,6 +1,6 @@
 """Trains on this machine: starts `train.py` as a child process and follows its events. No other module does that.
 
-A plan of several processes is started through `accelerate launch`. The first process reports the progress, and the
+A plan of several processes is started through `accelerate launch`. The process of rank 0 reports the progress, and the
 first process that fails reports its error.
 """
 
@@ -61,7 +61,7 @@ from skill_train.run.train_record import TrainRecord
 from skill_train.train import precision_probe
 
 _TAIL_LINES = 15
-_ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
+_ATTEMPT = '{"event": "attempt", '  # the beginning of the line in train.log before each attempt
 
 
 def train(
@@ -71,7 +71,7 @@ def train(
 
     Raises:
         UsageError: the folder holds another run, or a run in the cloud, or a part of this run without `resume`.
-        SkillTrainError: what the program reported.
+        SkillTrainError: the program reported this error.
     """
     cloud_record.require_not_submitted(run)
     require_own_folder(run, plan)
@@ -116,11 +116,8 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pro
 def _run_until_it_fits(
     run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]
 ) -> None:
-    """Runs the program. If a batch found no memory, runs it once more from the newest checkpoint, with a smaller
-    layout.
-
-    The plan then holds the smaller layout.
-    """
+    """Runs the program. If a batch ran out of memory, writes a smaller layout into the plan and runs the program once
+    more, from the newest checkpoint."""
     kills = kills_for_memory()
     try:
         return _run_program(run, lock, resume=resume, progress=progress, say=say)
@@ -158,7 +155,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
                     _show(event, progress, say)
     if child.process.returncode != 0:
         output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        printed = output if launch.arguments else ""  # one process ends as it ends, whatever it printed
+        printed = output if launch.arguments else ""  # without a launcher, the exit code itself is the cause
         code = _how_it_ended(child.process.returncode, child.stopped, failure, printed)
         interrupted = code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
         if child.stopped == signal.SIGINT and interrupted:
@@ -167,17 +164,16 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
 
 
 def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
-    """The command. One process is the program itself. Several are started by accelerate with the arguments of the
-    plan."""
+    """The command of the program. Several processes are started by accelerate with the arguments of the plan."""
     launcher = ["-m", "accelerate.commands.launch", *launch.arguments] if launch.arguments else []
     return [sys.executable, *launcher, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
 
 
 class _child:
-    """A child in a group of its own. It gets Ctrl-C passed on and is waited for, so that it can save its checkpoint.
+    """A child in its own process group. This process passes Ctrl-C on and waits, so that the child can save its work.
 
-    A launcher passes the signal on to its processes. A pipe of this process is their standard input. If the launcher or
-    this process is killed, they notice it, save and stop.
+    A launcher passes the signal on to its processes. Their standard input is a pipe from this process. If the launcher
+    or this process is killed, the pipe closes, and they save and stop.
     """
 
     def __init__(self, command: list[str], launch: Launch, log: Any, lock: TextIO | None) -> None:
@@ -221,8 +217,8 @@ class _child:
 def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, launcher: str) -> int:
     """The exit code, or minus the signal, of the process that failed first. A launcher itself always ends with 1.
 
-    The table in the launcher's output lists the failure of each process. If no process explained itself, the first
-    failure is the cause. If one process lost another, the cause is the process that the system killed.
+    The table in the launcher's output lists the failure of each process. If no process reported an error, the first
+    failure is the cause. If a process reported that it lost another, the cause is the process that the system killed.
     """
     first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+) \(pid: ", launcher, re.DOTALL)
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", launcher) if int(n) != -signal.SIGTERM]
@@ -236,8 +232,7 @@ def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None,
 
 
 def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
-    """The error after Ctrl-C, which is neither a failed training nor a bug. Without `message`, the program gave
-    none."""
+    """The error after Ctrl-C or another stop signal. `message` is the program's own; None if it gave none."""
     whole = filter(is_complete, numbered(run.checkpoints))
     step = next(map(step_of, whole), None)
     when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
@@ -304,8 +299,8 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str)
 
 
 def _tail(output: str) -> str:
-    """The last lines. If several processes wrote at once, those of the first traceback that torch marks with its
-    process."""
+    """The last lines. If torch marks lines with their process (`[rank1]: `), only those of the first marked process,
+    because several processes may write at once."""
     lines = output.splitlines()
     marked = [line for line in lines if re.match(r"\[rank\d+\]: ", line)]
     own = [line for line in marked if line.split(":")[0] == marked[0].split(":")[0]]
@@ -313,7 +308,7 @@ def _tail(output: str) -> str:
 
 
 def probed(output: str) -> Probed | None:
-    """The figures that the training program told. None if it told none, or such as cannot be: 0 seconds."""
+    """The figures of the program's `probe` event. None if it printed none, or impossible ones such as 0 seconds."""
     for event in events(output):
         if event["event"] == "probe":
             with contextlib.suppress(msgspec.ValidationError):

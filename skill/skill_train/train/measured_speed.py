@@ -1,4 +1,4 @@
-"""Speeds that finished runs on this machine measured. They are in the cache, so that later estimates can use them."""
+"""Speeds that finished runs on this machine measured. They are stored in the cache for later estimates."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from skill_train.run.train_record import StepLine
 
 SCHEMA = "skill-train/calibration/1"
 Steps = list[tuple[int, MicroStep]]  # for each optimizer step, the number of its micro-steps and one of them
-_LEAST_STEPS = 3  # the first warms up
+_LEAST_STEPS = 3  # the first step warms up
 _ENOUGH_STEPS = 10  # a run with fewer steps does not replace one with more
-# The speed of another shape is used only for models of about its size, in parameters. Narrow models are slowed down by
-# overhead: on 2 cores a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates,
-# 2026-11). Four times the parameters is about twice the width, over which the share of the peak changes by a third
+# The speed of another shape is used only for a model of similar size in parameters. Overhead slows down narrow models:
+# on 2 cores a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four
+# times the parameters is about twice the width. Over that range the share of the peak changes by a third
 # (estimate_time, _REACHED).
 _SIMILAR = 4.0
 
 
 class MeasuredRun(msgspec.Struct, frozen=True):
-    """A run in the cache. Earlier versions kept neither its steps nor the readings of its seconds."""
+    """A run in the cache. Earlier versions stored neither `steps` nor `readings`."""
 
     flops_per_second: Annotated[float, msgspec.Meta(gt=0)]
     basis: Annotated[str, msgspec.Meta(min_length=1)]
@@ -52,7 +52,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
 
 class _Cache(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """The measured runs of one processor or GPU in one dtype, by shape."""
+    """The measured runs of one processor or GPU in one dtype, by model shape."""
 
     chip: str = ""
     dtype: str = ""
@@ -67,7 +67,7 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     if len(lines) < _LEAST_STEPS or not settled or plan.placement.num_processes > 1:
         return None
     if plan.recipe.images and (plan.facts.dataset.picture_tokens is None or model.tower is None):
-        return None  # nobody knows how much was computed
+        return None  # the number of computed operations is unknown
     steps = [_micro_steps(plan, line) for line in settled]
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops or model.parameters is None:
@@ -87,7 +87,7 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
 
 
 def known_speeds(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
-    """Measured speeds of this machine, by dtype: those of this model shape, or else of the shape nearest in size."""
+    """Measured speeds of this machine by dtype, for this model shape or else for the shape nearest in size."""
     speeds = {}
     for dtype in ("float32", "bfloat16", "float16"):
         shapes = _read(_path(machine, device, dtype))
@@ -110,10 +110,10 @@ def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> Measured
 
 
 def computing_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, steps: Steps) -> float:
-    """The seconds of some optimizer steps, without the time of memory: reading the weights, and AdamW over all of them.
-    On a GPU also without the time of launching kernels, which large micro-batches hide.
+    """The part of the measured seconds of some optimizer steps that was spent computing. The estimated time of reading
+    the weights and of AdamW is subtracted, and on a GPU also that of launching kernels, which large micro-batches hide.
 
-    The times of memory and launches are estimates, so at least a fifth of the seconds is left.
+    Because these times are estimates, at least a fifth of the seconds is left.
     """
     seconds, least = _without_memory(model, machine, seconds, steps), seconds / 5
     launches = sum(count * launch_seconds(model, step).low for count, step in steps)
@@ -121,11 +121,13 @@ def computing_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, 
 
 
 def read_seconds(model: ModelFacts, machine: MachineFacts, seconds: float, steps: Steps) -> tuple[Reading, ...]:
-    """The two ends of what the seconds of some optimizer steps on a GPU may mean. Where they are few, nobody can see
-    from outside whether the GPU computed or waited for launches: taken for computing, those of 512 tokens a row made
-    four times as many tokens up to ten times as long as they are (bench/estimates). So computing took between what it
-    takes at the fastest and at the slowest that is published, unless the whole is longer than that allows. Empty
-    without a GPU's peak."""
+    """The two extreme explanations of the measured seconds of some optimizer steps on a GPU. Empty if the GPU's peak is
+    unknown.
+
+    A few seconds do not show whether the GPU computed or waited for kernel launches. If all of them counted as
+    computing, an estimate from rows of 512 tokens would be up to ten times too long for four times as many tokens
+    (bench/estimates). So the computing is bounded by the fastest and the slowest published speed, unless the seconds
+    are too many for that."""
     flops = [count * (micro_step_flops(model, step) or 0) for count, step in steps]
     each = [gpu_seconds(model, step, machine, all_of) for all_of, (_, step) in zip(flops, steps, strict=True)]
     computing = sum(one or 0 for one in each)
@@ -150,7 +152,7 @@ def _without_memory(model: ModelFacts, machine: MachineFacts, seconds: float, st
 
 
 def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
-    """The number of micro-steps of one optimizer step, and one of them, from the tokens that it was fed."""
+    """The number of micro-steps in one optimizer step, and one micro-step with the mean tokens of that step."""
     placement, tokens = plan.placement, line.tokens or 1
     step = replace(
         micro_step(plan.recipe, plan.facts.dataset, placement.device, placement.dtype),
@@ -172,7 +174,7 @@ def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, MeasuredRun]:
-    """The measured runs of a cache file, by shape. A cache may be lost or torn: then it is empty."""
+    """The measured runs in a cache file, by model shape. Empty if the file is missing or broken."""
     try:
         shapes = records.read(path, _Cache).shapes
     except (OSError, UsageError):

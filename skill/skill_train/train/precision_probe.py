@@ -1,4 +1,4 @@
-"""How long a step in fp32 and in bf16 took on this machine. It is in the cache, so that `plan` need not time it."""
+"""The times of a step in fp32 and in bf16 on this machine. The cache stores them, so that `plan` need not measure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> Probed
     try:
         return records.read(_probe_file(device, machine, model), Probed)
     except (OSError, UsageError):
-        return None  # a cache may be lost or torn, and without torch nothing was probed
+        return None  # the file may be missing or broken
 
 
 def remember(device: str, machine: MachineFacts, model: ModelFacts, figures: Probed) -> None:
@@ -33,6 +33,6 @@ def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
 
 
 def _torch() -> str:
-    """The text of torch's version.py, empty without torch. To ask importlib.metadata takes a tenth of `plan`'s time."""
+    """The text of torch's version.py; empty without torch. importlib.metadata would take a tenth of `plan`'s time."""
     spec = find_spec("torch")
     return Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
