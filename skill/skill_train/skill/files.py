@@ -1,8 +1,8 @@
 """The files of the skill: SKILL.md, the references, the templates and the standalone programs.
 
 In the wheel they are in `skill_train/shipped/skill/`, in a checkout at their places in git. A copy has the same bytes,
-except for the programs: in a checkout they find the package beside them, in a copy they require the version that wrote
-the copy.
+except for the header of the programs. In a checkout they use the package beside them; in a copy they require the
+version of skill-train that wrote the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WANTED = re.compile(r'"skill-train(\[[a-z,]+\])?"')
 
 
 def skill_files(version: str | None) -> dict[str, bytes]:
-    """The contents of the skill by path. `version` is the version that its programs require; None for any."""
+    """The files of the skill by path. `version` is the version that its programs require; None for any version."""
     root = resources.skill()
     return {path.relative_to(root).as_posix(): _content(path, version) for path in _paths(root)}
 

@@ -1,7 +1,7 @@
 """Installs the skill into a folder that agents read, updates it there, and reports the result.
 
-A marker file names the version and the digest of every written file. It distinguishes an edited file, which is kept and
-reported, from an old one, which is replaced. A folder without the marker belongs to somebody else and is refused.
+A marker file has the version and the digest of every written file. It distinguishes a file that the user edited, which
+is kept and reported, from an old file, which is replaced. A folder without the marker is refused.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def refuse_foreign_link(place: Path, to: Path) -> None:
-    """Does the same for the place of a link to `to`. A copy that `install` made is accepted too."""
+    """As `refuse_foreign`, for the place of a link to the folder `to`. Accepts that link, and a copy by `install`."""
     if not _leads_to(place, to):
         refuse_foreign(place)
 
 
 def install(skill: Skill, folder: Path, *, force: bool) -> Done:
-    """Installs the complete skill: new files are written under a temporary name, then the folders are swapped.
+    """Installs the complete skill: writes a new folder under a temporary name, then swaps the folders.
 
-    Other files in the folder stay. `force` also replaces edited files, and a link at this place.
+    Other files in the folder stay. `force` also replaces edited files, and a link in place of the folder.
 
     Raises:
-        UsageError: another process installs it there now.
+        UsageError: another process is installing the skill there.
     """
     if not _aside(folder).exists() and not (folder.is_symlink() and force):
         work = _work(skill, folder, force=force)
@@ -115,7 +115,7 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
 
 @dataclass(frozen=True)
 class _Work:
-    """What an installation does: `files` are written. `before` has the digests of those that are there."""
+    """The work of an installation: `files` are written, `before` has the digests of the existing files."""
 
     before: dict[str, str]
     files: dict[str, bytes]
@@ -147,8 +147,8 @@ def _write(skill: Skill, folder: Path, work: _Work) -> Done:
 
 
 def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
-    """Creates a relative link at `place` to the folder `to`; a copy if links are not possible, or if there already is a
-    copy."""
+    """Creates a relative link at `place` to the folder `to`. Installs a copy if links are not possible, or if `place`
+    already has a copy."""
     if _leads_to(place, to):
         return Done(place, "current", link_to=os.readlink(place) if place.is_symlink() else None)
     if place.is_dir() and not place.is_symlink():
@@ -185,7 +185,7 @@ def read_copy(skill: Skill, folder: Path) -> Copy | None:
 
 
 def _by_version(installed: str, ours: str) -> Found:
-    """Compares release numbers. Versions that differ only after the numbers cannot be ordered here."""
+    """Compares the release numbers. Versions with equal numbers, such as two pre-releases, are only `different`."""
     first, second = ([int(n) for n in re.findall(r"\d+", re.split(r"[^\d.]", v)[0])] for v in (installed, ours))
     return "different" if first == second else "older" if first < second else "newer"
 
@@ -196,19 +196,19 @@ def _leads_to(place: Path, to: Path) -> bool:
 
 
 def _marker(folder: Path) -> Mapping[str, object]:
-    """The content of the marker; empty if it cannot be read, so that every differing file counts as edited."""
+    """The content of the marker. Empty if it cannot be read: then every differing file counts as edited."""
     marker = folder / MARKER
     return (json_object(marker.read_bytes()) if marker.is_file() else None) or {}
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """The digest by path of the files that `install` wrote there."""
+    """The digests of the files that `install` wrote, by path."""
     files = _marker(folder).get("files")
     return files if isinstance(files, dict) else {}
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The digest by path of all existing files; a link counts as its target path."""
+    """The digests of all files in the folder, by path. A link has its target instead of a digest."""
     digests = {}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         name = path.relative_to(folder).as_posix()
@@ -227,8 +227,8 @@ def _target(stage: Path, name: str) -> Path:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """A new folder that replaces the old one when the block succeeds. After a kill between the two renames the old
-    folder still exists under its other name, and `_recover` restores it."""
+    """A new folder that replaces `folder` when the block succeeds. After a kill between the two renames the old folder
+    still exists under the name `_aside`, and `_recover` restores it."""
     aside = _aside(folder)
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
