@@ -1,4 +1,4 @@
-"""The sections about results: the proof, the files to choose from, alone or in pairs, how to run and how to make them.
+"""The sections about results: the proof, the files, the pairs of a model and a projector, and how to run and make them.
 
 Pure.
 """
@@ -48,7 +48,7 @@ def quant_of(run: ReportedRun, file: str) -> str:
 
 
 def proof(run: ReportedRun) -> views.ProofView | None:
-    """The proof: a table with a row a check and a column a file, and each check with figure, threshold and detail."""
+    """The proof: a table with a row for each check and a column for each file, and the list of all checks."""
     if run.proof is None:
         return None
     verify, files = run["verify"], list(run.proof.inputs.ggufs)
@@ -75,7 +75,7 @@ def proof(run: ReportedRun) -> views.ProofView | None:
 
 
 def files(run: ReportedRun) -> list[views.FileView]:
-    """Each exported file with its size, distance to the trained model, speed and verdict; the largest first."""
+    """Each exported file with its size, distance from the trained model, speed and verdict; the largest first."""
     views = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(views, key=lambda file: -(file["bytes"].value or 0))
 
@@ -108,7 +108,7 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> views.FileView:
 
 
 def _how_made(exported: ExportedFile) -> list[str]:
-    """How a file was quantized: with which importance matrix, and in which mix of types."""
+    """Sentences about the importance matrix of a quantized file, and about its mix of types."""
     sentences = []
     if use := exported.get("imatrix"):
         sentences.append(f"with the importance matrix {use['file']} of {use['data']}")
@@ -125,13 +125,13 @@ def _how_made(exported: ExportedFile) -> list[str]:
 
 
 def _to_trained(checks: list[Check]) -> str:
-    """The name of the figure with the distance to the trained model. Proofs of earlier versions have only `mean_kl`."""
+    """The name of the figure with the distance from the trained model. Earlier versions have only `mean_kl`."""
     has_trained_kl = any("trained_kl" in check.figures for check in checks if check.name == "logits")
     return "trained_kl" if has_trained_kl else "mean_kl"
 
 
 def smallest(run: ReportedRun) -> list[Figure]:
-    """Type and size of the smallest file that passes its checks, and whose projector does if there is one."""
+    """Type and size of the smallest file that passes its checks. If there is a projector, it must pass too."""
     passing = [file for file in files(run) if verdict_to_run(run, file) == "pass"]
     if not passing:
         return [Figure("none yet")]
@@ -140,31 +140,30 @@ def smallest(run: ReportedRun) -> list[Figure]:
 
 
 def worst(verdicts: list[str]) -> str:
-    """The worst of the verdicts; `unknown` if there are none. What was not judged is worse than a warning."""
+    """The worst of the verdicts; `unknown` if there are none. `unknown` is worse than a warning."""
     return min(verdicts, key=_WORST.index, default="unknown")
 
 
 def checks_of(run: ReportedRun, file: str) -> list[tuple[int, Check]]:
-    """The checks of one file, and their places in the proof; none if that is of another file of this name."""
+    """The checks of one file, and their places in the proof; empty if the proof is of another file of this name."""
     checks = run.proof.checks if run.proof is not None and run.is_proof_of(file) else ()
     return [(i, check) for i, check in enumerate(checks) if check.file == file]
 
 
 def pairs(run: ReportedRun) -> list[views.PairView]:
-    """Each language model with the projector, and what `verify` says of them; empty without a projector."""
+    """Each language model with the projector, and their verdicts; empty without a projector."""
     return [pair for file in run.exported() for pair in _pair(run, file)]
 
 
 def no_projector(run: ReportedRun) -> str:
-    """A sentence where files were exported of a model that was trained on pictures, and none of them reads pictures;
-    else empty."""
+    """A sentence if the model was trained on pictures and no exported file reads pictures; otherwise empty."""
     if not run["plan"].get("recipe", "images") or not run.exported() or run.projectors():
         return ""
     return f"The model was trained on pictures, and these files read text only: {run.command('export-gguf')}"
 
 
 def verdict_to_run(run: ReportedRun, file: views.FileView) -> str:
-    """The verdict of all that runs: of the file, or of the file and its projector together."""
+    """The verdict of everything that has to run: the file alone, or the file and its projector together."""
     return worst([pair["verdict"] for pair in _pair(run, file["file"])]) if run.projectors() else file["verdict"]
 
 
@@ -198,8 +197,8 @@ def _judged(run: ReportedRun, file: str) -> str:
 
 
 def run_it(run: ReportedRun) -> views.RunItView | None:
-    """The commands that run the smallest file that passed, with its projector if there is one. Paths are relative to
-    the run's folder."""
+    """The commands that run the smallest file that passed, or else the smallest, with its projector if there is one.
+    Paths are relative to the run's folder."""
     listed = files(run)
     if not listed:
         return None
@@ -222,7 +221,7 @@ def _commands(name: str, path: str) -> list[views.ProgramView]:
     """The commands for each program.
 
     `lms import` moves the file unless `--copy` is given (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08). The
-    other commands are those of references/gguf_conversion.md.
+    other commands are from references/gguf_conversion.md.
     """
     return [
         {
@@ -244,7 +243,7 @@ def _commands(name: str, path: str) -> list[views.ProgramView]:
 
 
 def _commands_of_pair(name: str, path: str, projector: str) -> list[views.ProgramView]:
-    """The commands that load both files, as references/vision.md has them."""
+    """The commands that load a language model and its projector, from references/vision.md."""
     both = f"-m {path} --mmproj {projector}"
     return [
         {
@@ -266,7 +265,7 @@ def _commands_of_pair(name: str, path: str, projector: str) -> list[views.Progra
 
 
 def cloud(run: ReportedRun) -> views.CloudView | None:
-    """The jobs of a run in the cloud: their ids, ends, machines and costs, and where their results are kept."""
+    """The Hub jobs of a run in the cloud: ids, states, flavors and costs, and the place of their results."""
     if run.cloud is None:
         return None
     record = run["cloud"]
@@ -289,7 +288,7 @@ def cloud(run: ReportedRun) -> views.CloudView | None:
 
 
 def versions(run: ReportedRun) -> list[tuple[str, Figure]]:
-    """The versions that trained, merged, converted and verified; each package once."""
+    """The versions of the packages that trained, merged, converted and verified; each package once."""
     environment = run["environment"]
     figures = {key: environment.figure(str, key) for key in ("python", "platform", "device_name")}
     figures |= {str(name): environment.figure(str, "versions", str(name)) for name, _ in environment.items("versions")}
@@ -312,7 +311,8 @@ def reproduce(run: ReportedRun) -> views.ReproduceView:
 
 
 def _exports(run: ReportedRun) -> Iterator[str]:
-    """The options that make the files again: one command for all types of one importance matrix, and one a mix."""
+    """The options of `export-gguf` that make the files again: one command for all types with the same importance
+    matrix, and one for each mix."""
     outputs: dict[str, ExportedFile] = {
         path: run[step].get("outputs", path) for file in files(run) for step, path in [run.exported()[file["file"]]]
     }
@@ -329,7 +329,7 @@ def _exports(run: ReportedRun) -> Iterator[str]:
 
 
 def _matrix_option(run: ReportedRun, file: ExportedFile) -> str:
-    """Of a matrix that was not computed of the run's rows, which is the default."""
+    """The option for the importance matrix; empty for the default, a matrix that was computed from the run's rows."""
     if "imatrix" not in file:
         return "" if "choice" in file or BITS.get(file["quant"], 0) >= BITS["q6_k"] else " --imatrix none"
     sources = [source["sha256"] for source in run["quantize"].get("inputs", default={}).values()]
@@ -337,7 +337,7 @@ def _matrix_option(run: ReportedRun, file: ExportedFile) -> str:
 
 
 def _mix_option(run: ReportedRun, file: ExportedFile, mixes: dict[str, dict[str, str]]) -> str:
-    """The size that a mix was chosen for. A replayed one is read from the record of the run where its size finds it."""
+    """The size that a mix was chosen for. A replayed mix is read from `quantize.json` if that has it under a size."""
     if "replayed" not in file:
         return f"--quant auto{size_option(file['quant'])}"
     same = [name for name, types in mixes.items() if types == file["tensor_types"]]

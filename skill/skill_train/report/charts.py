@@ -1,7 +1,7 @@
 """The curves and the comparison of files as SVG, drawn by matplotlib.
 
-The SVG holds no colours. They are in the page's style sheet, for light, dark and paper. Of the model and the data, a
-chart holds only numbers and the names of quantization types.
+The SVG has no colours; the page's style sheet has them, for light, dark and paper. Of the model and the data a chart
+contains only numbers and the names of quantization types.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from skill_train.core.errors import not_installed
 
-COLOURS = 8  # colours of the style sheet; further series use them again, dashed
-# Inches of 72 units: the text is readable where a phone shows the chart whole.
+COLOURS = 8  # colours of the style sheet; further series reuse them, dashed
+# Inches of 72 units: the text is still readable if a phone shows the whole chart.
 WIDTH, HEIGHT, BARS_WIDTH = 4.4, 2.5, 3.6
 _TEXT, _GRID = "#0a0b01", "#0a0b02"
 _SERIES = "#0a0c{:02x}"  # placeholders; the page has `var(--text)`, `var(--grid)` and `var(--series-0)` instead
@@ -44,7 +44,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, with a gap where a value is None. `colour` is the number of its run."""
+    """One curve, with a gap at each value of None. `colour` is the number of the curve's run."""
 
     colour: int
     xs: Sequence[float]
@@ -64,7 +64,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Amount:
-    """One file in the comparison: `label` is its type. A value of None is drawn as nothing."""
+    """One file in the comparison. `label` is its type. A file with the value None is not drawn."""
 
     label: str
     colour: int
@@ -72,7 +72,7 @@ class Amount:
 
 
 def curves(name: str, title: str, panels: Sequence[Panel]) -> str | None:
-    """An SVG of panels above each other over the training's steps; None when no value is known.
+    """An SVG of panels, one above the other, with the training's steps as the x axis; None when no value is known.
 
     Args:
         name: unique among the charts on the page.
@@ -162,7 +162,7 @@ def _colour(number: int) -> str:
 
 
 def _svg(figure: Any, name: str, title: str) -> str:
-    """The figure as an element for a page: without declaration and metadata, with unique ids and colours by name."""
+    """The figure as an `<svg>` element, without metadata. Ids begin with `name`, and colours are CSS variables."""
     from matplotlib import rc_context
 
     file = io.StringIO()

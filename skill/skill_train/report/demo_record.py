@@ -1,4 +1,4 @@
-"""`demo.json`: one row for each stage of the chain, as it is written and read."""
+"""`demo.json`: one row for each stage of the demo's chain."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage made."""
+    """The model that one stage made, and its figures."""
 
     stage: str  # `base`, `adapter`, `merged`, or the type of a GGUF file
     bytes: Whole
-    exact_match: Number  # the share of the held-out `rows` that are answered to the letter
+    exact_match: Number  # share of the held-out `rows` whose answer is exactly the expected one
     rows: Whole
-    mean_kl: Number | None  # divergence from what was trained, in nats; None where it was not measured
+    mean_kl: Number | None  # divergence from the trained model, in nats; None if it was not measured
     tokens_per_second: Number | None
     verdict: Verdict | None  # None for the base, which is not judged
 
@@ -25,7 +25,7 @@ class DemoFigures(msgspec.Struct, frozen=True):
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, and the records that it was made from."""
+    """`demo.json`: the table, and the digests of the records that it was made from."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "demo"

@@ -1,4 +1,4 @@
-"""The JSON files of one run for the report. Each figure on the page knows where it was read.
+"""The JSON files of one run for the report. Each figure on the page knows the file and the key that it was read from.
 
 Pure: the files were read before.
 """
@@ -27,9 +27,9 @@ Shown = Callable[[Any], str]  # the text of a value
 class Figure:
     """One value on the page."""
 
-    text: str  # as a person reads it
-    value: Any = None  # as it is in its file; None if the file does not have it
-    # such as `run/train.json#/figures/last_loss`: the file and a JSON pointer (RFC 6901); empty if unknown
+    text: str  # the value in words for a person
+    value: Any = None  # the value in the file; None if the file does not have it
+    # the file and a JSON pointer (RFC 6901), such as `run/train.json#/figures/last_loss`; empty if unknown
     at: str = ""
 
 
@@ -45,7 +45,7 @@ class Record:
         return bool(self.content)
 
     def get(self, *keys: str | int, default: Any = None) -> Any:
-        """The value at these keys; `default` where one of them is missing or the value is null."""
+        """The value at these keys; `default` if a key is missing or the value is null."""
         value: Any = self.content
         for key in keys:
             try:
@@ -78,7 +78,7 @@ class PictureView(TypedDict):
 
 @dataclass(frozen=True)
 class ShownPictures:
-    """The pictures of the rows that are shown, by their lines; `note` says why there are none at all."""
+    """The pictures of the shown rows, by the lines of the rows. `note` is the reason if there are none at all."""
 
     by_line: dict[int, list[PictureView]]
     note: str = ""
@@ -86,24 +86,24 @@ class ShownPictures:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """All that the report knows of one run."""
+    """Everything that the report knows about one run."""
 
-    name: str  # of its folder; unique among the runs on the page
-    call: str  # the argument with which a command finds it
+    name: str  # the name of the run's folder, made unique among the runs on the page
+    call: str  # the argument with which a command finds the run
     documents: dict[str, Mapping[str, object]]  # further JSON documents by the name of their file without `.json`
-    metrics: list[StepLine]  # a line a step, in order
+    metrics: list[StepLine]  # a line for each step, in order
     texts: dict[str, str]  # `recipe.yaml` and `Modelfile`, if there are such files
     proof: Proof | None = None
     evaluation: Evaluation | None = None
     demo: Demo | None = None
     cloud: CloudRecord | None = None
-    pictures: ShownPictures = ShownPictures({})  # those of the answers that are shown
-    # documents that were left out, because they are about other files than those of the run
+    pictures: ShownPictures = ShownPictures({})  # the pictures of the shown answers
+    # documents that were left out, because they are about other files than the run has now
     outdated: tuple[str, ...] = ()
-    # replaced, gone: verified files that are others on the disk now, and exported files that are not there
+    # replaced, gone: verified files with another content on the disk, and exported files that are missing
     replaced: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
-    base_may_know: bool = False  # the base was merged by runs that may have trained on held-out rows
+    base_may_know: bool = False  # the base was made by runs that may have trained on held-out rows
 
     def __getitem__(self, name: str) -> Record:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}
@@ -111,7 +111,7 @@ class ReportedRun:
 
     @property
     def backend(self) -> str | None:
-        """Where the plan wants it to be trained."""
+        """The backend in the plan, such as `local`."""
         backend: str | None = self["plan"].get("placement", "backend")
         return backend
 
@@ -124,7 +124,7 @@ class ReportedRun:
         }
 
     def projectors(self) -> dict[str, tuple[str, str]]:
-        """The files that read pictures, as `exported` has the language models."""
+        """The files that read pictures, in the form of `exported`."""
         return {str(name).rpartition("/")[2]: ("mmproj", str(name)) for name, _ in self["mmproj"].items("outputs")}
 
     def trained(self, folder: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ class ReportedRun:
         }
 
     def without_outdated(self) -> ReportedRun:
-        """The run without an evaluation of other files, whose figures would stand beside the wrong files."""
+        """The run without its evaluation, if that is of other files and its figures would be beside the wrong files."""
         if self.evaluation is None or not self._is_outdated(self.evaluation):
             return self
         return dataclasses.replace(self, evaluation=None, outdated=(*self.outdated, "evaluate"))
@@ -158,7 +158,7 @@ class ReportedRun:
         )
 
     def is_proof_of(self, file: str) -> bool:
-        """Whether the proof is of the exported file that has this name now, and of what was trained."""
+        """Whether the proof is of the present exported file of this name, and of the present trained model."""
         if self.proof is None:
             return False
         read, (step, name) = self.proof.inputs, (self.exported() | self.projectors())[file]
@@ -177,7 +177,7 @@ class ReportedRun:
 
 
 def differ(digests: Mapping[str, object] | str | None, recorded: dict[str, str]) -> bool:
-    """Whether a step read other files than these. False if the step, or the training, names none."""
+    """Whether a step read other files than the recorded ones. False if either side has no digests."""
     read = digests if isinstance(digests, Mapping) else {}
     return bool(read) and any(_sha256(read.get(name)) != recorded[name] for name in recorded)
 

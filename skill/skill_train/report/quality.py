@@ -1,5 +1,5 @@
-"""The sections about quality, from `evaluate.json`. Without it, from the demo's figures and the two answers of the
-training.
+"""The sections about quality, from `evaluate.json`. If there is no such file, they show the demo's figures and the two
+answers of the training.
 
 Pure.
 """
@@ -26,7 +26,7 @@ def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figu
     """One value of one model: `base`, `tuned` or the name of a GGUF file.
 
     Args:
-        stage: its name in the demo's table, which is used if there is no evaluation.
+        stage: the model's name in the demo's table, which is used if there is no evaluation.
     """
     text_of = _MEASURES[key]
     if run.evaluation is not None:
@@ -40,7 +40,7 @@ def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figu
 
 
 def quality(run: ReportedRun) -> QualityView | None:
-    """Each evaluated model with its figures, and its difference to the model that it was made of."""
+    """Each evaluated model with its figures, and its difference from the model that it was made from."""
     if run.evaluation is None:
         return None
     evaluation, evaluate = run.evaluation, run["evaluate"]
@@ -81,9 +81,9 @@ def _signed(value: float) -> str:
 
 
 def answers(run: ReportedRun) -> AnswersView | None:
-    """Prompts with the answer of each model. Rows with most different answers come first.
+    """Prompts with the answer of each model. The rows with the most different answers come first.
 
-    Without an evaluation, it is the one prompt that the training asked.
+    Without an evaluation, the only prompt is the one that the training asked.
     """
     evaluated = run.evaluation.answers if run.evaluation is not None else []
     if evaluated:

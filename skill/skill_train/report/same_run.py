@@ -20,10 +20,10 @@ _OTHER_ROWS = "evaluated on other held-out rows, so the figures of one do not co
 
 
 def same(names: tuple[str, str], comparison: Comparison, measured: tuple[str | None, str | None]) -> SameView:
-    """What the page says of two runs.
+    """The part of the page about two runs.
 
     Args:
-        measured: the digest of the held-out rows that each was evaluated on; None for a run without an evaluation.
+        measured: the digest of the held-out rows that each run was evaluated on; None without an evaluation.
     """
     has_other_rows = None not in measured and measured[0] != measured[1]
     return {

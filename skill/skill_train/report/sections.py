@@ -13,12 +13,12 @@ from skill_train.run.records import Number
 from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
-MOST_POINTS = 600  # of one curve, about one a pixel
-MOST_ROWS = 200  # of the table of steps
+MOST_POINTS = 600  # points of one curve, about one for each pixel
+MOST_ROWS = 200  # rows of the table of steps
 
 
 def run_view(run: ReportedRun) -> views.RunView:
-    """Everything about one run, as the page needs it. A part without a record is None."""
+    """The data of all sections about one run. A section without a record is None."""
     return {
         "name": run.name,
         "verdict": verdict(run),
@@ -83,7 +83,7 @@ def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     of += "" if here else ", by the records alone"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
     lost = here and run.gone
-    failed = any(check.verdict == "fail" for check in proof.checks)  # as `push` reads it: a verdict can be edited
+    failed = any(check.verdict == "fail" for check in proof.checks)  # as in `push`: proof.verdict may have been edited
     word = "fail" if failed else "warn" if lost and proof.verdict == "pass" else proof.verdict
     return _verdict(word, f"{head[word]}: {of}", because, run.command("export-gguf") if lost else "")
 
@@ -93,8 +93,8 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
 
 
 def _stale(run: ReportedRun, proof: Proof) -> list[str]:
-    """Files that changed after the proof, on the disk or by their records, or that it did not read."""
-    # Of a file that was exchanged before the proof, the proof itself says so.
+    """A sentence for each file that changed after the proof, on the disk or in its record, or that was not verified."""
+    # If a file was exchanged before the proof, a check of the proof itself failed.
     exchanged = {check.file for check in proof.checks if check.name == "digest" and check.verdict == "fail"}
     replaced = [file for file in run.replaced if file not in exchanged]
     because = [f"{file} is not the one that was verified: the file was replaced" for file in replaced]
@@ -111,7 +111,7 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
 
 
 def overview(run: ReportedRun) -> views.Overview:
-    """The few figures by which runs are compared. Two figures stand for a change from the first to the second."""
+    """The few figures by which runs are compared. Two figures in one row are the values before and after."""
     plan, train = run["plan"], run["train"]
     loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
     exact = [measured(run, "base", "exact_match"), measured(run, "tuned", "exact_match", stage="merged")]
@@ -195,7 +195,7 @@ def _estimate(plan: Record, quantity: str, key: str, text_of: Shown, actual: Fig
 
 
 def _cost(run: ReportedRun) -> Figure:
-    """The cost. A local run has no rent. The cost of a job is known once its end was seen; the bill always has it."""
+    """The cost. A local run has no rent. The cost of a job is known only after its end was seen."""
     seconds = run["train"].get("seconds")
     if run.cloud is None:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
@@ -226,7 +226,7 @@ def decision(run: ReportedRun) -> views.DecisionView:
 
 
 def data(run: ReportedRun) -> views.DataView | None:
-    """The number of rows and tokens that were fed, and one row as it was fed."""
+    """The numbers of rows and tokens of the training, and one row as it was fed to the model."""
     train = run["train"]
     if not train:
         return None
@@ -260,7 +260,7 @@ def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int]
     """Steps and values of one curve, thinned. A value is None if its line does not have it.
 
     Args:
-        kind: of memory, for a curve of memory.
+        kind: the kind of memory, for a curve of memory.
     """
     values = [(line.memory_bytes or {}).get(kind) if kind else getattr(line, name) for line in metrics]
     indices = thinned(values)
@@ -268,7 +268,7 @@ def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int]
 
 
 def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
-    """Indices of at most `most` values that keep both ends, and the lowest and the highest of each stretch."""
+    """Indices of at most `most` values: the first and the last, and the lowest and the highest of each stretch."""
     if len(values) <= most:
         return list(range(len(values)))
     stretches = (most - 2) // 2

@@ -1,7 +1,7 @@
 """Writes one HTML file about one run, or about several side by side, from the JSON files of their folders.
 
-Each call makes the page again, because it holds nothing that is not in the run directories. The page loads nothing and
-runs nothing, so it can be sent to somebody as it is. All text of a run is escaped.
+Each call writes the whole page again, because everything in it comes from the run directories. The page loads and runs
+nothing, so it can be sent to somebody as a single file. All text of a run is escaped.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 }  # fmt: skip
 _Compared = Literal["bytes", "mean_kl", "speed"]
 _OURS = '<meta name="generator" content="skill-train report">'
-_SHALLOW = 2  # `/home` and `/tmp` are everybody's
-_HEAD = 2000  # bytes of a file in which the mark is looked for
+_SHALLOW = 2  # paths with so few parts, such as `/home` and `/tmp`, say nothing about this machine
+_HEAD = 2000  # bytes at the start of a file that are searched for the mark
 
 
 class RunHeadline(TypedDict):
-    """The verdict of a run, the parts that are missing, and the next command, or none. These commands run here; those
-    on the page, which may be sent to somebody, name the folder alone."""
+    """The verdict of a run, the missing parts, and the next command, or None. These commands have the path of the run.
+    The commands on the page, which may be sent to somebody, have only the name of its folder."""
 
     run: str
     word: str
@@ -63,8 +63,8 @@ class RunHeadline(TypedDict):
 
 
 class Report(TypedDict):
-    """The page that was written, the verdict of each run, and what `diff` finds between the first run and each
-    other."""
+    """The page that was written, the verdict of each run, and the differences between the first run and each other
+    run."""
 
     report: str
     bytes: int
@@ -73,7 +73,7 @@ class Report(TypedDict):
 
 
 def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple[Path, ...] = ()) -> Report:
-    """Writes the page, whole or not at all.
+    """Writes the page; the file is complete or unchanged.
 
     Args:
         base_may_know: runs whose base may have been trained on their held-out rows.
@@ -135,7 +135,8 @@ class _OnDisk(TypedDict, total=False):
 
 
 def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
-    """What became of the files that were verified. The merged model is not read: its GGUF files are what is used."""
+    """The verified files that were replaced or are gone. The merged model is not read, because users run its GGUF
+    files."""
     if reported.proof is None:
         return {}
     read, outputs = reported.proof.inputs, reported.exported() | reported.projectors()
@@ -163,7 +164,7 @@ def _require_ours(out: Path) -> None:
 
 
 def _names(runs: list[RunDir]) -> list[str]:
-    """The names of the runs' folders. Equal names are numbered."""
+    """The names of the runs' folders. Equal names get numbers."""
     plain = [run.path.resolve().name for run in runs]
     names = list[str]()
     for name in plain:
@@ -174,15 +175,15 @@ def _names(runs: list[RunDir]) -> list[str]:
 
 
 def reported_run(run: RunDir, name: str) -> ReportedRun:
-    """What the records of a run say, without paths of this machine.
+    """The records of a run, without paths of this machine.
 
     Raises:
-        UsageError: a record is not as its step wrote it, or the plan has another recipe than the one that was trained.
+        UsageError: a record is not as its step wrote it, or the plan has another recipe than the training.
     """
     documents, plan = _documents(run), plan_record.read(run.plan)
     if run.record("train").is_file():
         require_trained_recipe(run, train_record.read(run.record("train")))
-    texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the file in the folder is the user's to edit
+    texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the user may have edited the file in the folder
     if (run.gguf / "Modelfile").is_file():
         texts["Modelfile"] = (run.gguf / "Modelfile").read_text(encoding="utf-8", errors="replace")
     places = _places(run, plan.recipe)
@@ -209,15 +210,15 @@ def _placeless(record: Record | None, places: list[str]) -> Record | None:
 
 
 def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
-    """The records as JSON has them, because each figure on the page names its place in its file. Each was read as its
-    own class first."""
+    """The records as plain JSON, because each figure on the page names its place in the file. Each record is first
+    checked by reading it as its own class."""
     paths = {name: run.record(name) for name in _DOCUMENTS if run.record(name).is_file()}
     documents = {name: msgspec.to_builtins(records.read(path, _DOCUMENTS[name])) for name, path in paths.items()}
     return documents | {"plan": plan_record.read(run.plan).as_dict()}
 
 
 def _same_run_views(runs: list[RunDir], reported: list[ReportedRun]) -> list[SameView]:
-    """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
+    """The comparison of the first run with each other run. It compares the unchanged files; the result has no paths of
     this machine."""
     read = [compare_runs.read_run(run) for run in runs]
     measured = [None if run.evaluation is None else run.evaluation.inputs.rows for run in reported]
@@ -231,15 +232,14 @@ def _same_run_views(runs: list[RunDir], reported: list[ReportedRun]) -> list[Sam
 
 
 def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
-    """Paths of this machine and of the machine that planned, with the folders above them. Their names may have
-    spaces."""
+    """Paths of this machine and of the machine that planned, with their parent folders. Names may contain spaces."""
     paths = (Path(recipe.model), Path(recipe.data), run.path.resolve(), Path.cwd(), Path.home())
     absolute = [path for path in paths if path.is_absolute()]
     return [str(place) for path in absolute for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
 def _curves(runs: list[ReportedRun]) -> list[ChartView]:
-    """The charts that have values: loss above the learning rate, gradient norm, tokens a second, and memory."""
+    """The charts that have values: loss above the learning rate, gradient norm, tokens per second, and memory."""
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
         points = [curve(run.metrics, name, kind) for run in runs]
@@ -250,7 +250,7 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
         return _apart(curves_of_runs)
 
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.memory_bytes or {})
-    several = len(kinds) > 1  # the process's own memory beside that of a device
+    several = len(kinds) > 1  # the memory of the process and of a device
     memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
     aside = ", that of the process dashed" if several else ""
     loss = [Panel("loss", series("loss"), "log"), Panel("rate", series("learning_rate"), "free")]
@@ -264,7 +264,7 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
 
 
 def _apart(series: list[Series]) -> list[Series]:
-    """The curves; one that lies on an earlier curve is dashed, so that both can be seen."""
+    """The curves. A curve that equals an earlier one is dashed, so that both can be seen."""
     drawn: list[Series] = []
     for line in series:
         coincides = bool(line.xs) and any((line.xs, line.ys) == (earlier.xs, earlier.ys) for earlier in drawn)
@@ -300,7 +300,7 @@ def page(runs: list[RunView], shared: SharedView) -> str:
 
     Args:
         runs: the result of `sections.run_view` for each run.
-        shared: what is on the page once. The `svg` of a chart is inserted unchanged.
+        shared: the parts that are on the page once. The `svg` of a chart is inserted unchanged.
 
     Raises:
         NotInstalled: jinja2 is missing.

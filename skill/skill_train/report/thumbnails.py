@@ -1,7 +1,7 @@
 """Small copies of the pictures of held-out rows, for the page.
 
-A copy is made of a picture that is still the one which was kept out of the training, and of the row that was asked.
-Nothing of the file but its pixels gets into a copy: EXIF says where and by whom a photograph was taken.
+A picture is copied only if it is unchanged since the training, and belongs to a row that was asked. A copy has only the
+pixels of the file, because EXIF data may contain the place and the author of a photograph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.train_record import Row
 
 EDGE = 160  # pixels of the longer edge
-MOST_CHARACTERS = 400_000  # of all copies on a page; one has 2,000 to 30,000
+MOST_CHARACTERS = 400_000  # of all copies on a page; one copy has 2,000 to 30,000
 MOST_OF_ROW = 4
 _QUALITY = 75  # of JPEG
 
@@ -30,7 +30,7 @@ def shown_pictures(run: RunDir, evaluation: Evaluation | None, room: int) -> Sho
     """The pictures of the rows that the page shows, by the line of the row.
 
     Args:
-        room: characters that the copies may have together.
+        room: the largest number of characters of all copies together.
     """
     recipe = plan_record.read(run.plan).recipe
     if evaluation is None or not evaluation.answers or not recipe.images:
@@ -89,13 +89,13 @@ def _copy(content: bytes) -> PictureView:
     """A small JPEG of a picture's pixels.
 
     Raises:
-        Refused: it cannot be read.
+        Refused: the picture cannot be read.
     """
     from PIL import Image
 
     picture = read_picture(content, None)
     picture.thumbnail((EDGE, EDGE))
-    plain = Image.new("RGB", picture.size)  # Pillow writes comments and XMP of the file that an image was read from
+    plain = Image.new("RGB", picture.size)  # saving `picture` itself would also write the comments and XMP of its file
     plain.paste(picture)
     file = io.BytesIO()
     plain.save(file, "JPEG", quality=_QUALITY)

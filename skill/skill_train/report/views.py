@@ -1,4 +1,4 @@
-"""The data of the templates, part by part and under the names that they use."""
+"""The data of the report's templates. The fields have the names that the templates use."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DecisionView(TypedDict):
 
 
 class DataView(TypedDict):
-    """`example` is a list of parts, each with whether it is trained."""
+    """`example` is a list of texts, each with whether it is trained."""
 
     rows: list[tuple[str, Figure]]
     notes: list[str]
@@ -101,7 +101,7 @@ class ModelDifferenceView(TypedDict):
 
 
 class QualityView(TypedDict):
-    """The `figures` of each model stand in the order of `measures`. `base_may_know`: of a held-out row."""
+    """The `figures` are in the order of `measures`. `base_may_know`: the base may have trained on held-out rows."""
 
     base_may_know: bool
     rows: Figure
@@ -126,7 +126,7 @@ class PromptView(TypedDict):
 
 
 class AnswersView(TypedDict):
-    """`of` is the number of all prompts. `source` is the file that they are from. `note` is about pictures."""
+    """`of` is the number of all prompts. `source` is their file. `note` says why pictures are not shown."""
 
     rows: list[PromptView]
     note: str
@@ -144,7 +144,7 @@ class CheckView(TypedDict):
 
 
 class ProofView(TypedDict):
-    """`rows` has each kind of check, file by file; None if a file does not have that check."""
+    """`rows` has each kind of check with an entry for each file; None if a file does not have that check."""
 
     files: list[tuple[str, str]]
     rows: list[tuple[str, list[CheckView | None]]]
@@ -154,8 +154,8 @@ class ProofView(TypedDict):
 
 
 class FileView(TypedDict):
-    """`path` is relative to the run. `fallbacks` counts the tensors that are stored in another type. `made` says which
-    importance matrix the file was made with, and of what types it is mixed."""
+    """`path` is relative to the run. `fallbacks` counts the tensors that are stored in another type. `made` has
+    sentences about the importance matrix and the mix of types."""
 
     file: str
     path: str
@@ -174,7 +174,7 @@ class FileView(TypedDict):
 
 
 class PairView(TypedDict):
-    """A language model and the projector beside it. `path` is that of the projector, relative to the run."""
+    """A language model and its projector. `path` is the path of the projector, relative to the run."""
 
     model: str
     quant: str
@@ -258,7 +258,7 @@ class DifferenceView(TypedDict):
 
 
 class SameView(TypedDict):
-    """What `diff` finds between the runs `a` and `b`, in words, and the figures behind them."""
+    """The differences that `diff` finds between the runs `a` and `b`, in words and in figures."""
 
     a: str
     b: str
@@ -278,7 +278,7 @@ class ChartView(TypedDict):
 
 
 class SharedView(TypedDict):
-    """What is on the page once. Each row of `overview` has the figures of every run."""
+    """The parts that are on the page once. Each row of `overview` has the figures of every run."""
 
     overview: list[tuple[str, list[list[Figure]]]]
     differences: list[DifferenceView]

@@ -9,14 +9,14 @@ from typing import Any
 from skill_train.core.console import clean
 from skill_train.core.secrets import token_pattern
 
-# Keys with text of the model or the data. A path in it is not one of this machine, and a reader wants it unchanged.
+# Keys with text of the model or the data. A path in such a text is not one of this machine, and stays unchanged.
 CONTENT_KEYS = {"example", "prompt", "before", "after", "answer", "answers", "expected", "messages", "text"}
 _POSIX = re.compile(
     r"(?<![\w.:/~…-])(?:file://|[A-Za-z]:)?~?(?:/[^\s/'\"`<>|;,()\[\]{}…]+)+/([^\s/'\"`<>|;,()\[\]{}]+)"
 )
 _WINDOWS = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s'\"<>|]+\\)+([^\\\s'\"<>|]+)")
-_TOKEN = token_pattern(least=8)  # a report is shown to others: a token that was cut is hidden too
-_SIGNED_IN = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")  # a name and a secret in front of a host
+_TOKEN = token_pattern(least=8)  # a report is shown to others, so a token that was cut off is hidden too
+_SIGNED_IN = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")  # a name and a password in front of a host
 _MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
 
