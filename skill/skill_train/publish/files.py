@@ -1,5 +1,5 @@
-"""The files of a run that are pushed, their names on the Hub, and their changes: local paths and rows of the data are
-removed."""
+"""The files of a run that are pushed, and their names on the Hub. Local paths and rows of the data are removed from
+them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof
 
 PARTS = ("gguf", "adapter", "merged")
-# The files that may leave an adapter's or a model's folder: weights without code, settings, tokenizers, and texts.
+# The files of an adapter or a model that may be pushed: weights without code, settings, tokenizers, and texts.
 _KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
 _STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
 
 
 def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts to push: the requested parts, else the GGUF files, if there are any, and the adapter.
+    """The parts to push: the requested parts. By default the GGUF files and the adapter, or else the merged model.
 
     Raises:
         UsageError: the run has no such part.
@@ -64,7 +64,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         base: the name of the base to write into the adapter's config.
 
     Raises:
-        UsageError: the merged model is not the one that was merged and checked, from this adapter.
+        UsageError: the merged model was not merged from this adapter and checked, or has changed since.
     """
     files: list[PushFile] = []
     if "gguf" in parts:
@@ -79,8 +79,8 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
 
 
 def _require_checked_merge(run: RunDir) -> None:
-    """Refuses a merged model without the record of its gate, or one that it is not the record of. One that was trained
-    whole is named in `train.json`."""
+    """Refuses a merged model without a `merge.json` that describes it. Full fine-tuning has none: there `train.json`
+    describes the model."""
     record, again = run.record("merge"), f"skill-train merge {quoted(run.path)}"
     if run.is_full:
         return
@@ -101,8 +101,8 @@ def _require_checked_merge(run: RunDir) -> None:
 
 
 def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) -> list[PushFile]:
-    """The recipe and the figures, without rows of the data and without paths of this machine. A proof and an evaluation
-    are included only if they belong to the pushed files."""
+    """The recipe and the figures, without rows of the data and paths of this machine. `proof` and `evaluation` are None
+    if they do not belong to the pushed files."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
     files = [PushFile(f"{RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
     training = train_record.read(run.record("train"))
@@ -125,13 +125,13 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
 
 
 def projectors_of(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
-    """The GGUF files that read pictures for the language models, by their names in the repository."""
+    """The GGUF files that are projectors, by their names in the repository."""
     exported = {run.path / name for name in export_record.outputs(run.path, "mmproj")}
     return {file.path: file.source for file in files if file.source in exported}
 
 
 def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
-    """What is missing where only one of the two files of a vision model is pushed; empty if nothing is."""
+    """A sentence if only one of the two files of a vision model is pushed; otherwise empty."""
     models, projectors = whole_models(run, files), projectors_of(run, files)
     is_pair = plan_record.read(run.plan).recipe.images or run.record("mmproj").is_file()
     if models and not projectors and is_pair:
@@ -142,8 +142,8 @@ def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
 
 
 def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
-    """The proof of the pushed GGUF files, including those of the adapter. None if no GGUF file is pushed, if one was
-    not verified, if they were compared with another training's result, or if they were verified together with a
+    """The proof of the pushed GGUF files, including GGUF adapters. None if no GGUF file is pushed, if a file was not
+    verified, if the files were compared with the result of another training, or if they were verified together with a
     projector that is not pushed.
 
     Raises:
@@ -172,15 +172,15 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
 
 
 def _is_of_trained(proof: Proof, run: RunDir) -> bool:
-    """Whether the files were compared with what the run has trained, as far as `train.json` has digests of it."""
+    """Whether the files were compared with the trained model of this run, as far as `train.json` has its digests."""
     trained = train_record.read(run.record("train")).outputs
     verified = proof.inputs.reference if run.is_full else proof.inputs.adapter or {}
     return all(trained.get(f"{run.tuned.name}/{name}", digest) == digest for name, digest in verified.items())
 
 
 def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
-    """`evaluate.json`; None if it does not exist, or belongs to another adapter or to other files than the pushed
-    ones."""
+    """`evaluate.json`; None if it does not exist, or if it is about another adapter or other files than the pushed
+    files."""
     if not run.record("evaluate").is_file():
         return None
     evaluation = evaluate_record.read(run.record("evaluate"))
@@ -198,14 +198,14 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
 
 
 def _pair(read: ModelInputs) -> tuple[object, object]:
-    """The digests of a language model, and of the projector that it was asked with; None without one."""
+    """The digests of a language model, and of the projector that it was evaluated with; None without a projector."""
     if not isinstance(read.model, dict):
         return read.model, None
     return {key: value for key, value in read.model.items() if key != "projector"}, read.model.get("projector")
 
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
-    """`(name of a file, kind of secret)` for the first secret in a file's content or name; None if there is none."""
+    """The first file with a secret in its name or content, as `(name, kind of secret)`; None if there is none."""
     own = account.token()
     for file in files:
         secret = secret_in(file.path.encode("utf-8", "replace"), own)
@@ -225,7 +225,7 @@ def may_leave(name: str) -> bool:
 
 
 def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[list[PushFile], list[str]]:
-    """The files that may leave, and the names of those that only `include` sends.
+    """The files to push, and the names of the files that are left out because `include` does not name them.
 
     Raises:
         UsageError: `include` names a missing file.
@@ -253,7 +253,7 @@ def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
     """The sorted paths.
 
     Raises:
-        UsageError: a link leads out of the folder. A run from somewhere else could push any file of this machine.
+        UsageError: a link leads out of the folder. With such a link, a foreign run could push any file of this machine.
     """
     root, ordered = folder.resolve(), sorted(paths)
     for path in ordered:

@@ -1,6 +1,6 @@
-"""The card of a pushed model: what it is, how it was made, and the proof. Pure; it contains nothing from the data.
+"""The card of a pushed model: its description, its training and its proof. Pure; a card contains nothing from the data.
 
-`templates/model_card.md` has the order of its parts.
+`templates/model_card.md` has the order of the card's parts.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class CardFacts:
 
     repo: str  # `name/of-repository`
     parts: tuple[str, ...]  # some of `adapter`, `merged`, `gguf`
-    base: str  # the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False
+    base: str  # the id of the base on the Hub if `base_on_hub`, otherwise the name of its folder
     base_on_hub: bool
-    data: str  # the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which
+    data: str  # the id of the dataset on the Hub if `data_on_hub`, otherwise the name of a file
     data_on_hub: bool
     recipe: Mapping[str, object]  # the recipe as the plan resolved it
     recipe_hash: str
     training: TrainRecord
     proof: Proof | None  # None if nothing was verified
-    licence: str | None = None  # the licence of the base; None if it is unknown, with the reason
-    licence_reason: str = ""
+    licence: str | None = None  # the licence of the base; None if unknown
+    licence_reason: str = ""  # the source of the licence, or why it is unknown
     # the name and the bytes of each file that contains a whole model
     ggufs: dict[str, int] = field(default_factory=dict)
-    # the importance matrix that a file was made with, in words, by the name of the file
+    # a description of the importance matrix that a file was made with, by the name of the file
     matrices: dict[str, str] = field(default_factory=dict)
-    projector: str | None = None  # the name of the file that reads pictures for each of them; None without one
-    half_of_a_pair: str = ""  # what is missing of a vision model's two files; empty if nothing is
+    projector: str | None = None  # the name of the projector for all `ggufs`; None without one
+    half_of_a_pair: str = ""  # a sentence if one of a vision model's two files is missing; otherwise empty
     evaluation: Evaluation | None = None  # the evaluation of these files; None if there is none
-    base_may_know: bool = False  # the base was merged by runs that may have trained on rows of that evaluation
+    base_may_know: bool = False  # the base was made by runs that may have trained on the evaluated rows
     private: bool = False
 
 
@@ -76,7 +76,7 @@ def card(facts: CardFacts, template: str) -> str:
 
 def _front(facts: CardFacts) -> dict[str, object]:
     """The YAML of the card, with the keys of huggingface.co/docs/hub/model-cards, 2026-11. `image-text-to-text` is the
-    Hub's task, and transformers' pipeline, of a model that reads pictures and text and writes text."""
+    Hub's task, and transformers' pipeline, for a model that reads pictures and text and writes text."""
     front: dict[str, object] = {}
     if facts.licence is not None:
         front["license"] = facts.licence
@@ -93,7 +93,7 @@ def _front(facts: CardFacts) -> dict[str, object]:
 
 
 def _reads_pictures(facts: CardFacts) -> bool:
-    """Whether what is pushed reads pictures. GGUF files do so with a projector alone."""
+    """Whether the pushed model reads pictures. GGUF files do so only with a projector."""
     if "gguf" in facts.parts:
         return facts.projector is not None and bool(facts.ggufs)
     return bool(facts.recipe.get("images"))
@@ -125,7 +125,7 @@ def _checks_with(training: TrainRecord, verdict: str) -> str:
 
 
 def _verdict(facts: CardFacts) -> str:
-    if "gguf" not in facts.parts:  # the adapter or the merged model, with which `verify` compares the other files
+    if "gguf" not in facts.parts:  # `verify` judges only GGUF files
         return ""
     if facts.proof is None:
         return "The files were **not verified** against the trained model."
@@ -133,7 +133,7 @@ def _verdict(facts: CardFacts) -> str:
 
 
 def _how_to_use(facts: CardFacts) -> str:
-    ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
+    ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized file last
     lines = _use_of_pairs(facts, ggufs, facts.projector) if facts.projector and ggufs else _use_of_files(facts, ggufs)
     lines += ["", *_private(facts)] if facts.private else []
     in_python = facts.recipe.get("preprocess") == "engine" and {"adapter", "merged"} & set(facts.parts)
@@ -156,8 +156,8 @@ def _use_of_files(facts: CardFacts, ggufs: list[str]) -> list[str]:
 
 
 def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[str]:
-    """How to run two files, as references/vision.md has it. Each command names both, so that no program has to find the
-    second by itself."""
+    """How to run a language model with its projector, from references/vision.md. Each command names both files, so that
+    no program has to find the projector by itself."""
     folder, other = facts.repo.split("/")[-1], quoted(projector)
     both = [f"-m {quoted(name)} --mmproj {other}" for name in ggufs]
     rows = [f"| {_safe(name)} | {_safe(projector)} |" for name in ggufs]
@@ -183,13 +183,13 @@ def _private(facts: CardFacts) -> list[str]:
 
 
 def _matrices(facts: CardFacts) -> str:
-    """Which importance matrix each quantized file was made with."""
+    """The importance matrix of each quantized file."""
     lines = [f"- `{_safe(name)}`: {_safe(words)}" for name, words in facts.matrices.items() if name in facts.ggufs]
     return "Made with an importance matrix:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 
 def _measured(facts: CardFacts) -> str:
-    """How good the pushed models are on held-out rows: the figures of evaluate.json."""
+    """The figures of evaluate.json: how good the pushed models are on held-out rows."""
     if facts.evaluation is None:
         return ""
     evaluation = facts.evaluation
@@ -198,7 +198,7 @@ def _measured(facts: CardFacts) -> str:
     table = [
         f"| {_safe(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
     ]
-    never = facts.training.data.held_out_trained == 0  # of an earlier version some did
+    never = facts.training.data.held_out_trained == 0  # earlier versions trained on some of them
     which = "rows that this run never trained on" if never else "held-out rows, which may have been trained"
     which += ", and on some of which its base may have been trained" if facts.base_may_know else ""
     basis = f"By `skill-train evaluate`, on {evaluation.rows} {which}. The interval is of 95 %."
@@ -222,7 +222,7 @@ def _against(difference: FigureDifference | None) -> str:
 
 
 def _proof(facts: CardFacts) -> str:
-    """A table with a row for each file and check. The figures are those of verify.json."""
+    """A table with a row for each file and check, with the figures of verify.json."""
     if facts.proof is None:
         return ""
     rows = [check for check in facts.proof.checks if check.name in _PROOF]
@@ -273,7 +273,7 @@ def _plain(value: Any) -> str:
 
 
 def _safe(value: Any) -> str:
-    """A name in a line of Markdown: it ends no table cell, no code span and no line, and opens no tag."""
+    """A value as safe text in a line of Markdown: it ends no table cell, code span or line, and opens no tag."""
     text = "".join(sign if sign.isprintable() else " " for sign in str(value))
     return text.replace("|", "/").replace("`", "'").replace("<", "‹")
 

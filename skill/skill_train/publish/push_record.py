@@ -1,4 +1,4 @@
-"""`push.json`: what was pushed, and where."""
+"""`push.json`: the pushed files, and their repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class PushedFile(msgspec.Struct, frozen=True):
-    """One file of the repository; `changed` says how it differs from the local file."""
+    """One file of the repository. `changed` says how it differs from the local file; None if it is the same."""
 
     path: str
     bytes: int
@@ -29,7 +29,7 @@ class PushedFile(msgspec.Struct, frozen=True):
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True):
-    """`commit`, `created` and `reused` are as in `Uploaded`."""
+    """`push.json`. `commit`, `created` and `reused` are the same as in `Uploaded`."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "push"

@@ -1,5 +1,5 @@
-"""The published part of a run's records: figures, names and digests. It contains no row of the data and no quote of
-one, such as the text or the ids in a failed check. Pure: only the keys that are listed here are published.
+"""The published part of a run's records: figures, names and digests. It contains no row of the data and no quote from a
+row, such as the text or the ids in a failed check. Only the keys that are listed here are published. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKS_WITH_DETAIL = ("digest", "file", "logits", "projector_weights", "tensors"
 
 
 def published(step: str, record: TrainRecord | Proof | Evaluation) -> Any:
-    """The public part of a record: `train`, `verify` or `evaluate`."""
+    """The public part of the record of a `step`: `train`, `verify` or `evaluate`."""
     whole = msgspec.to_builtins(record)
     public = {key: whole[key] for key in _PUBLISHED[step] if key in whole}
     if not isinstance(record, Evaluation):
