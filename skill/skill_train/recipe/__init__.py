@@ -1,1 +1,1 @@
-"""What the user asks for."""
+"""The recipe: the values that the user sets, their defaults, and their checks."""
