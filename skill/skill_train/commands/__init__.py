@@ -1,1 +1,1 @@
-"""The commands: their options, what they compose, and how it is drawn."""
+"""The commands: their options, the steps that they run, and the drawing of their results."""

@@ -1,4 +1,4 @@
-"""`export-gguf --lora`: the adapter of a run alone."""
+"""`export-gguf --lora`: exports only the adapter of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from skill_train.llama.get_converter import Toolchain
 from skill_train.run.earlier_start import trained
 from skill_train.run.folder import RunDir
 
-_BASE_TYPE = "q8_0"  # of the base's file in `next`
+_BASE_TYPE = "q8_0"  # the type of the base's GGUF file in the commands of `next`
 
 
 def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
-    """Writes the adapter as a GGUF file, for use beside one of the base model."""
+    """Writes the adapter as a GGUF file, for use with a GGUF file of the base model."""
     from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 
     trained(run)
@@ -52,7 +52,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
         "reused": exported.reused,
     }
     adapter = Path(files[0]["path"])
-    base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # as the command of `next` writes it
+    base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # the command in `next` writes it
     modelfile = _write_modelfile(console, run, base, adapter, base_file)
     data |= {"modelfile": str(modelfile), "ollama": f"ollama create {quoted(adapter.stem)} -f {quoted(modelfile)}"}
 
@@ -60,7 +60,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
         draw_files(rich, files)
         rich.print(f"for Ollama, when {base_file} is there: {data['ollama']}", soft_wrap=True)
 
-    following = [  # the proof of the adapter, a file of the base, and both in llama.cpp
+    following = [  # verify the adapter, export the base, run both in llama.cpp
         f"skill-train verify {quoted(run.path)}",
         f"skill-train export-gguf {quoted(base)} --out {quoted(base_file.parent)} --quant {quoted(_BASE_TYPE)}",
         f"llama-server -m {quoted(base_file)} --lora {quoted(adapter)}",
@@ -69,7 +69,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
 
 
 def _write_modelfile(console: Console, run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
-    """The Modelfile of the base with the adapter. The template is that of the base's own file."""
+    """Writes a Modelfile for the base with the adapter. It has no template: Ollama takes it from the base's file."""
     from skill_train.gguf.ollama_modelfile import modelfile, parameters_of_run
 
     parameters, _ = parameters_of_run(base, run)

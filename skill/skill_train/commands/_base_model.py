@@ -1,4 +1,4 @@
-"""The base model of a run as it was trained on, and the merge of an adapter into it."""
+"""The base model of a run, unchanged since the training, and the merge of an adapter into it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def base_folder(model: str) -> Path:
 
 
 def base_of(run: RunDir) -> Path:
-    """The folder of a run's base model, at the revision that was trained."""
+    """The folder of a run's base model. Raises UsageError if it is missing, or has changed since the training."""
     from skill_train.hub.models import model_folder
 
     plan = plan_record.read(run.plan)
-    model, trained = plan.recipe.model, plan.fingerprints.get("model")  # None on the Hub: the revision says which it is
+    model, trained = plan.recipe.model, plan.fingerprints.get("model")  # None for a model on the Hub with a revision
     if trained is not None and not Path(model).is_dir():
         raise UsageError(
             f"the base model of {run.path} is not here",
@@ -64,7 +64,7 @@ def require_adapter(run: RunDir, otherwise: str) -> None:
 def _require_trained_weights(run: RunDir, folder: Path) -> None:
     """Compares the whole weight files with the digests that the training recorded. Earlier versions recorded none.
 
-    The fingerprint of a plan covers the header and both ends of a weight file only, because a plan must be quick.
+    The fingerprint in a plan covers only the header and both ends of a weight file, because a plan must be quick.
     """
     environment = read_environment(run.record("environment"))
     for name, digest in ((environment and environment.base_weights) or {}).items():
@@ -90,14 +90,14 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str
 
 
 def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> StepResult[MergeRecord]:
-    """`merge_run` for a caller that has the lock of the run."""
+    """As `merge_run`, for a caller that holds the lock of the run."""
     trained(run)
     require_adapter(run, f"skill-train export-gguf {quoted(run.path)}")
     rows = read_fed_rows(run.held_out) or read_fed_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
         recipe, base = plan_record.read(run.plan).recipe, base_of(run)
-        from skill_train.merge.step import MergeRequest  # numpy, once it is known that there is something to merge
+        from skill_train.merge.step import MergeRequest  # imports numpy, which the checks above do not need
 
         request = MergeRequest(
             base=base,

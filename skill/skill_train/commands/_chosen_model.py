@@ -1,4 +1,4 @@
-"""Which model of a run is meant: base, adapter, merged, a GGUF file by its type or name; or a GGUF file alone."""
+"""Finds the model that the user chose: base, adapter, merged or a GGUF file of a run, or a GGUF file without a run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _FOLDERS = ("base", "adapter", "merged")
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model, and how it was trained to be asked."""
+    """A model, and whether its prompts have a chat template."""
 
-    where: Path  # the run or the file, as the user named it
+    where: Path  # the run or the file that the user gave
     model: Model
-    raw: bool = False  # it was trained on text without a chat template, so its prompts have none
-    folder: Path | None = None  # whose tokenizer and generation_config.json are the model's; None for a GGUF file alone
+    raw: bool = False  # the model was trained without a chat template, so its prompts have none
+    folder: Path | None = None  # has the model's tokenizer and generation_config.json; None for a GGUF file alone
 
 
 def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -> Chosen:
-    """The model that is meant.
+    """The model that the user chose.
 
     Args:
         where: a run, or a GGUF file.
-        word: one of `folders`, a type or a name of a file; None for the file of the Modelfile, or else for what was
-            trained.
-        folders: none for `serve`, which chooses a GGUF file by `--quant`.
+        word: one of `folders`, or the type or name of a GGUF file. None for the file that the Modelfile names, or else
+            the last GGUF file, or else the trained model.
+        folders: empty for `serve`, which chooses a GGUF file by `--quant`.
     """
     if where.is_file() or where.suffix == ".gguf":
         return _file_alone(where, word, "--file" if folders else "--quant")
@@ -62,16 +62,16 @@ def chosen(where: Path, word: str | None, folders: tuple[str, ...] = _FOLDERS) -
 
 
 def other(first: Chosen, word: str) -> Chosen:
-    """The model to compare with: of the same run, or another run or file by its path."""
+    """The model to compare with `first`: `word` is a model of the same run, or the path of another run or file."""
     path = Path(word)
     by_path = RunDir.is_one(path) or (path.suffix == ".gguf" and path.is_file())
-    if by_path or first.where.suffix == ".gguf":  # a file has no other model: `chosen` says what is missing
+    if by_path or first.where.suffix == ".gguf":  # a single file has no other model: `chosen` raises the error
         return chosen(path, None)
     return chosen(first.where, word)
 
 
 def gguf_of(where: Path, word: str | None) -> Chosen:
-    """As `chosen`, where only a GGUF file will do."""
+    """As `chosen`, but accepts only a GGUF file."""
     choice = chosen(where, word, () if word else _FOLDERS)
     if not choice.model.is_gguf:
         raise UsageError(
@@ -85,15 +85,15 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
 
 
 def warn_of_system(console: Console, choice: Chosen, how: str) -> None:
-    """Warns of prompts without the system message after which every row was trained."""
+    """Warns that prompts lack the system message, if every trained row began with the same one."""
     if RunDir.is_one(choice.where) and trained_system(choice.where):
         words = "every row was trained after one system message, without which the model is asked otherwise"
         console.warn("no_system", f"{words}: {how}; it stands in {choice.where / 'samples.jsonl'}")
 
 
 def warn_of_proof(console: Console, choice: Chosen) -> None:
-    """Warns of a file of a run that is of an earlier training, is not the exported one, failed its proof, or changed
-    after it."""
+    """Warns of a file of a run that belongs to an earlier training, is not the exported file, failed its proof, or
+    changed after the proof."""
     if doubt := doubt_of_training(choice):
         console.warn("other_adapter", doubt)
     run, file = RunDir(choice.where), choice.model.path
@@ -106,7 +106,7 @@ def warn_of_proof(console: Console, choice: Chosen) -> None:
 
 
 def _doubt_of_proof(record: Path, file: Path) -> str:
-    """Why the proof does not speak for a file that it is of; else empty."""
+    """Why the proof of a file cannot be relied on: the file failed it, or changed after it. Otherwise empty."""
     if not record.is_file():
         return ""
     try:
@@ -122,7 +122,7 @@ def _doubt_of_proof(record: Path, file: Path) -> str:
 
 
 def warn_of_origin(console: Console, run: RunDir) -> None:
-    """Warns of files of a run that are of an earlier training, or are not the ones that were exported."""
+    """Warns of GGUF files of a run that belong to an earlier training, or are not the exported files."""
     for doubt in (doubt_of_training(Chosen(run.path, Model(file.name, file))) for file in run.ggufs):
         if doubt:
             console.warn("other_adapter", doubt)
@@ -130,7 +130,7 @@ def warn_of_origin(console: Console, run: RunDir) -> None:
 
 
 def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:
-    """Warns of files of a run that are not the ones that were exported."""
+    """Warns of files of a run that are not the exported files."""
     names = [file.name for file in files]
     for record in filter(Path.is_file, map(run.record, ("convert", "quantize", "mmproj"))):
         exported = export_record.read(record)
@@ -143,15 +143,15 @@ def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:
 
 
 def _is_as_recorded(file: Path, stated: FileDigest, finished_at: str) -> bool:
-    """Whether a file is the one of its record. A digest takes seconds, so only a file that was written, copied or moved
-    there after the record is read."""
+    """Whether a file is the one that its record describes. A digest takes seconds, so a file is read only if it was
+    written, copied or moved there after the record."""
     stat = file.stat()
     placed = timestamp(datetime.fromtimestamp(max(stat.st_mtime, stat.st_ctime), UTC))
     return (stat.st_size == stated["bytes"] and placed <= finished_at) or is_file_of(file, stated)
 
 
 def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Model:
-    """A model of a run with what reads its pictures. A GGUF file reads them by the projector of the run."""
+    """A model of a run with the settings of its pictures. A GGUF file reads pictures with the projector of the run."""
     if pictures is None:
         return model
     files = [run.path / name for name in export_record.outputs(run.path, "mmproj")] if model.is_gguf else []
@@ -159,7 +159,7 @@ def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Mo
 
 
 def doubt_of_training(choice: Chosen) -> str:
-    """Why a merged model or a GGUF file is of an earlier training of its run, by the records; else empty."""
+    """A sentence if, by the records, a model or a file belongs to an earlier training of its run; otherwise empty."""
     run, model = RunDir(choice.where), choice.model
     if not RunDir.is_one(run.path) or not (model.is_gguf or model.path == run.merged):
         return ""
@@ -195,7 +195,7 @@ def _file_alone(file: Path, word: str | None, option: str) -> Chosen:
 
 
 def _shipped(run: RunDir) -> str:
-    """The file of the Modelfile, which was chosen to be shipped; or the last file; or what was trained."""
+    """The file that the Modelfile names, or else the last GGUF file, or else the trained model."""
     named = model_of(run.gguf / "Modelfile")
     names = [path.name for path in run.ggufs]
     if named is not None and Path(named).name in names:
@@ -237,7 +237,7 @@ def _model(run: RunDir, base: Path, word: str, folders: tuple[str, ...]) -> Mode
 
 
 def _way_to(run: RunDir, word: str, has_others: bool) -> str:
-    """How to get the model of this name: a type can be exported."""
+    """The hint for a missing model: a known type can be exported."""
     if plain_type(word) not in BITS:
         return "give one of the expected names" if has_others else f"skill-train export-gguf {quoted(run.path)}"
     return f"skill-train export-gguf {quoted(run.path)} --quant {quoted(plain_type(word))}"

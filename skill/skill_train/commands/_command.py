@@ -1,5 +1,5 @@
-"""What a command is made of: a function, its options as one dataclass whose fields are declared for click, and an
-answer that is printed. With the options and the types of values that several commands share."""
+"""The parts of a command: a function, a dataclass of options whose fields are declared for click, and a result that is
+printed. Also the options and the types of values that several commands share."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Commands(click.Group):
 def command(
     options_class: type[Options], *examples: str, name: str | None = None
 ) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
-    """Declares a command whose function takes its options and a Console and returns a Result. The fields of the
-    dataclass are made by `option` and `argument`, in the order of the help. The name is that of the function, where
-    none with that of a group in it is given."""
+    """Declares a command. Its function takes its options and a Console, and returns a Result. The fields of the
+    dataclass are made with `option` and `argument`, in the order of the help page. `name` is the name with its group;
+    the default is the name of the function."""
 
     def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
         full_name = name or function.__name__.replace("_", "-")
 
         @functools.wraps(function)
         def run(format_: str, **parameters: Any) -> int:
-            from skill_train.core.files import left_alone  # which the help page need not load
+            from skill_train.core.files import left_alone  # the help page need not load it
 
             console = Console(cast(Format, format_), full_name)
             options = options_class(**parameters)
@@ -83,8 +83,7 @@ def _parameters(options_class: type[Any]) -> list[click.Parameter]:
 
 
 def _run_in_hints(options: object) -> AbstractContextManager[None]:
-    """Puts the run that the command was given into hints. The packages below do not know how the user named it, and
-    write RUN."""
+    """Replaces RUN in hints by the run that the user gave. The packages below do not know it, and write RUN."""
     run = getattr(options, "run", getattr(options, "model", None))
     is_run = isinstance(run, Path) and (run / "plan.json").is_file()
     return in_hints(" RUN", f" {quoted(run)}") if is_run else nullcontext()
@@ -94,13 +93,13 @@ def _run_in_hints(options: object) -> AbstractContextManager[None]:
 
 
 class PathArgument(click.Path):
-    """A path that is not empty, and that no command takes for an option. click takes an empty text (an unset variable)
-    for the current folder, and `cancel "$RUN"` must not cancel the job of that folder."""
+    """A path that is not empty, and that no command mistakes for an option. click reads an empty text (an unset
+    variable) as the current folder, and `cancel "$RUN"` must not cancel the job of that folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("an empty path; is a variable of the shell not set?", param, ctx)
-        # As a Path, `./-run` is `-run`, and the next command would take that for an option.
+        # Path turns `./-run` into `-run`, which the next command would read as an option.
         dashed = os.path.normpath(value).startswith("-")
         return super().convert(os.path.abspath(value) if dashed else value, param, ctx)
 
@@ -112,7 +111,7 @@ Whole = click.IntRange
 
 
 class Number(click.FloatRange):
-    """A range without NaN, which is in every range of click 8, because no comparison with it is true."""
+    """A range without NaN. click 8 accepts NaN in every range, because no comparison with NaN is true."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -124,7 +123,7 @@ class Number(click.FloatRange):
 DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
 AGREED = "Dollars that the user agreed to: with --yes, a job that may cost more is only shown."
 HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
-BITS = Number(min=2, max=9)  # a weight
+BITS = Number(min=2, max=9)  # per weight
 DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
@@ -134,10 +133,10 @@ DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 def option(
     default: Value, help_text: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
 ) -> Value:
-    """A field of a command's options, with the option of click that sets it.
+    """A field of a command's options, with the click option that sets it.
 
-    False makes it a flag, and an empty tuple an option that can be repeated. The help shows any other default; what
-    None stands for, `says` tells. A tuple as `kind` holds the words to choose from.
+    The default False makes the option a flag, and an empty tuple makes it repeatable. The help shows any other default.
+    For the default None, `help_text` states the value. A tuple as `kind` is the list of allowed words.
     """
     if default is False:
         settings["is_flag"] = True
@@ -154,7 +153,7 @@ def option(
 
 
 def argument(kind: click.ParamType[Any] | None = None, *, required: bool = True, **settings: Any) -> Any:
-    """A field of a command's options, with the argument of click that sets it."""
+    """A field of a command's options, with the click argument that sets it."""
 
     def declared(name: str) -> click.Parameter:
         return click.Argument([name], type=kind, required=required, **settings)
@@ -176,17 +175,17 @@ def run_dir_option() -> Path | None:
 
 
 def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
-    """The options of these names that the user set, by name."""
+    """The options among `names` that the user set, by name."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def option_of(name: str) -> str:
-    """The option that sets this field."""
+    """The name of the option that sets a field."""
     return "--for" if name == "for_device" else f"--{name.replace('_', '-')}"
 
 
 def words_of(command: str, recipe: Path | None, values: Mapping[str, object]) -> list[str]:
-    """A command with the options that the user set."""
+    """The words of a command line; options whose value is None are left out."""
     words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
     for key, value in values.items():
         words += [option_of(key), str(value)] if value is not None else []

@@ -1,4 +1,4 @@
-"""How the answer of `data` is drawn."""
+"""Draws the answer of `data`."""
 
 from __future__ import annotations
 

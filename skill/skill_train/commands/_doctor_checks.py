@@ -1,4 +1,4 @@
-"""The checks of `doctor`, one function each. None of them raises for a problem that it finds."""
+"""The checks of `doctor`, one function each. A check returns the problem that it finds, and does not raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skill_train.facts import MachineFacts
 from skill_train.hub.account import Account
 from skill_train.machine.torch_worker import TorchAnswer
 
-# Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), two run at a time.
+# Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), and two run at a time.
 NEEDS_MEMORY = 2_000_000_000
 # Bytes. Base, merged model, f16, q8_0 and q4_k_m of a model with 1e9 parameters: 2 + 2 + 2 + 1.1 + 0.6 GB.
 NEEDS_DISK = 10_000_000_000
@@ -29,7 +29,7 @@ _REINSTALL_TORCH = 'pip install --force-reinstall "skill-train[train]"'
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One check. `verdict` is `ok`, `warn` or `fail`; `fix` is the command that fixes it, or empty."""
+    """One check. `verdict` is `ok`, `warn` or `fail`; `fix` is the command that fixes the problem, or empty."""
 
     name: str
     verdict: str
@@ -49,7 +49,7 @@ def python(version: str) -> DoctorCheck:
 
 
 def packages(group: str, requirements: list[Package]) -> DoctorCheck:
-    """Checks one group of packages. A missing extra makes the installation smaller, a missing base package broken."""
+    """Checks one group of packages. A wrong package of an extra is a warning, one of the base a failure."""
     name = "packages" if group == "base" else f"packages [{group}]"
     versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in requirements)
     wrong = [package for package in requirements if not package.right]
@@ -79,13 +79,13 @@ def together(requirements: list[Package], sets: list[VersionSet]) -> DoctorCheck
 
 
 def torchvision(installed: Torchvision) -> DoctorCheck:
-    """Checks a torchvision that is there. skill-train does not use it, but transformers imports it with a vision model,
-    and one of another torch ends that with an error about operators."""
+    """Checks an installed torchvision. skill-train does not use it, but transformers imports it with a vision model. If
+    it was built for another torch, the import fails with an error about operators."""
     found = f"torchvision {installed.version}, torch {installed.torch or 'missing'}"
     if installed.specifier is None or installed.torch is None or within(installed.torch, installed.specifier):
         return DoctorCheck("torchvision", "ok", found)
     why = "it was built for another torch, and transformers imports it with vision models"
-    fix = "pip uninstall torchvision"  # its other releases want other torches, and nothing here needs one
+    fix = "pip uninstall torchvision"  # skill-train does not need it, and its other releases require other torches
     return DoctorCheck("torchvision", "warn", found, f"torch{installed.specifier}", why, fix)
 
 
@@ -117,7 +117,7 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
 
 
 def torch(machine: MachineFacts, ask: Callable[[], TorchAnswer]) -> DoctorCheck:
-    """Whether torch can use the device of this machine. `ask` gives the answer of `torch_worker`, or raises."""
+    """Checks whether torch can use this machine's device. `ask` returns the answer of `torch_worker`, or raises."""
     try:
         answer = ask()
     except SkillTrainError as error:
@@ -212,7 +212,7 @@ def cache(folder: Path) -> DoctorCheck:
 
 
 def agents(home: Path, here: Path) -> DoctorCheck:
-    """Checks the folders where coding agents look for skills, and whether this skill is among them."""
+    """Checks whether this skill is in a folder where coding agents look for skills."""
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
     near = [here / ".claude", here / ".agents"]
     folders = [root / "skills" for root in dict.fromkeys([claude, home / ".agents", *near]) if root.is_dir()]

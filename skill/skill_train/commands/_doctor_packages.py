@@ -24,7 +24,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 @dataclass(frozen=True)
 class Package:
-    """One requirement. `group` is `base`, `train` or `gguf`; `installed` is None if it is missing."""
+    """One requirement. `group` is `base`, `train` or `gguf`; `installed` is the installed version, or None."""
 
     name: str
     specifier: str
@@ -47,8 +47,8 @@ def packages() -> list[Package]:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """The installed torchvision, the torch that it was built for, such as `==2.13.0`, and the installed torch; None
-    where nothing says it."""
+    """The installed torchvision. `specifier` is the torch that it was built for, such as `==2.13.0`; None if unknown.
+    `torch` is the installed torch."""
 
     version: str
     specifier: str | None
@@ -56,7 +56,7 @@ class Torchvision:
 
 
 def torchvision() -> Torchvision | None:
-    """None where it is not installed."""
+    """None if torchvision is not installed."""
     version = installed("torchvision")
     if version is None:
         return None
@@ -66,14 +66,14 @@ def torchvision() -> Torchvision | None:
 
 @dataclass(frozen=True, eq=False)
 class VersionSet:
-    """Versions with which all tests passed: `by` is `make test` or `make versions`, `packages` maps name to release."""
+    """Versions with which all tests of `by` (`make test` or `make versions`) passed. `packages` has them by name."""
 
     by: str
     date: str
     packages: dict[str, str]
 
     def differs(self, requirements: list[Package]) -> list[Package]:
-        """The packages that are installed in another version. Missing packages do not differ."""
+        """The installed packages that have another version than in this set. Missing packages are ignored."""
         own = [package for package in requirements if package.name in self.packages and package.installed is not None]
         return [package for package in own if not within(package.installed or "", f"=={self.packages[package.name]}")]
 
@@ -93,7 +93,7 @@ def python_wanted() -> str | None:
 
 
 def within(version: str, specifier: str) -> bool:
-    """Whether a version lies in a range such as `<2.14,>=2.8`, by its release numbers: `2.13.0+cpu` is 2.13.0."""
+    """Whether a version is in a range such as `<2.14,>=2.8`. Only release numbers count: `2.13.0+cpu` is 2.13.0."""
     has = _release(version)
     for clause in filter(None, map(str.strip, specifier.split(","))):
         sign, limit = re.fullmatch(r"([<>=!]+)\s*(\S+)", clause).groups()  # type: ignore[union-attr]
@@ -110,6 +110,6 @@ def _package(line: str) -> Package:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a release. Zeros at the end are left out, because 2.0 is 2."""
+    """The numbers of a release, without zeros at the end, because 2.0 is 2."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in re.sub(r"(\.0+)+$", "", match[0]).split(".")) if match else ()

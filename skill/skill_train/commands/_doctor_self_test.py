@@ -22,7 +22,7 @@ _ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
 
 
 class TestedStage(TypedDict):
-    """`seconds` of one that has ended."""
+    """`seconds` is there only if the stage passed."""
 
     stage: str
     verdict: str
@@ -37,7 +37,7 @@ class SelfTest(TypedDict):
 
 
 def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
-    """Runs all steps on the embedded model in a temporary folder; returns the seconds and the verdict of each."""
+    """Runs all steps on the embedded model in a temporary folder. Returns the figures, and a failed step's error."""
     stages: list[TestedStage] = []
     started, error = time.monotonic(), None
     with scratch_folder() as folder:
@@ -45,7 +45,7 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
             _chain(console, folder, stages)
         except SkillTrainError as problem:
             error = problem
-            if str(folder) in error.hint:  # which is about to go
+            if str(folder) in error.hint:  # the folder is about to be removed
                 error.hint = "skill-train demo   (the same chain, in a folder that stays)"
     figures: SelfTest = {
         "verdict": "fail" if error else "pass",
@@ -65,7 +65,7 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
 
     def stage(name: str, work: Callable[[], Any]) -> Any:
         started = time.monotonic()
-        stages.append({"stage": name, "verdict": "fail"})  # until it has ended
+        stages.append({"stage": name, "verdict": "fail"})  # until the work has succeeded
         result = work()
         stages[-1] = {"stage": name, "verdict": "pass", "seconds": round(time.monotonic() - started, 1)}
         return result

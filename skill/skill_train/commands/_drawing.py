@@ -1,4 +1,4 @@
-"""Building blocks for drawing answers: tables and figures. The console takes no text for markup, and cleans each."""
+"""Building blocks for drawing answers: tables and figures. The console cleans all texts and ignores markup in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a training that has ended: measurements beside estimates, the error of its smoke test, warnings."""
+"""Reports on a training that has ended: measurements beside estimates, the error of its smoke test, and warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skill_train.train.base_rows import known_to_base
 
 
 class MeasuredFigure(TypedDict):
-    """`within` is None where the estimate or the measurement is unknown."""
+    """`within` is None if the estimate or the measurement is unknown."""
 
     low: Number | None
     high: Number | None
@@ -42,7 +42,7 @@ def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, Meas
 
 
 def smoke_failure(run: RunDir, record: TrainRecord) -> TrainingFailed | None:
-    """The error of a finished run, local or a job, whose smoke checks failed."""
+    """The error of a finished run, local or in the cloud, if a smoke check failed; otherwise None."""
     failed = [check for check in record.checks if check.verdict == "fail"]
     if not failed:
         return None
@@ -81,7 +81,7 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord) -> None:
 
 
 def warn_of_smoke_run(console: Console, run: RunDir) -> None:
-    """Warns about a failed smoke test, and about a smoke run: it has not seen all its rows."""
+    """Warns about a failed smoke test, and about a smoke run, which has not seen all its rows."""
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
     if failure := smoke_failure(run, record):
         console.warn("smoke_failed", f"{failure.message}: {failure.got}")
@@ -92,7 +92,7 @@ def warn_of_smoke_run(console: Console, run: RunDir) -> None:
 
 
 def _missed(name: str, figure: MeasuredFigure) -> str:
-    """An estimate that was wrong, with the measured value, in a unit for readers."""
+    """A sentence about a wrong estimate, with the measured value."""
     values = (value for value in (figure["low"], figure["high"], figure["actual"]) if value is not None)
     if name == "seconds":
         low, high, actual = (duration(seconds, estimated=True) for seconds in values)
@@ -102,7 +102,7 @@ def _missed(name: str, figure: MeasuredFigure) -> str:
 
 
 def _just(actual: str, low: str, high: str) -> str:
-    """Rounded, a near miss reads as an end of the range."""
+    """`just outside the ` if the rounded value equals an end of the range; otherwise empty."""
     return "just outside the " if actual in (low, high) else ""
 
 
@@ -118,7 +118,7 @@ def warn_of_repeats(console: Console, data: TrainedData) -> None:
 
 
 def warn_of_seen(console: Console, data: TrainedData) -> None:
-    """Warns about held-out rows that were trained, in a run of an earlier version."""
+    """Warns if a run of an earlier version trained, or may have trained, on held-out rows."""
     if data.held_out_trained:
         repeated = f"{data.held_out_trained} of {data.held_out_rows} held-out rows were trained too"
         anew = "train in a new --run-dir for a fair evaluation"
@@ -129,12 +129,11 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
 
 
 def warn_of_base_rows(console: Console, run: RunDir) -> bool:
-    """Warns of held-out rows on which the runs may have trained that its base was merged in, one on top of another.
-    Whether there are any, or may be."""
+    """Warns of held-out rows that the runs which made the base may have trained on. Returns whether it warned."""
     again = "a run with its data, held_out_fraction and seed holds out the same rows"
     try:
         warnings = [f"{warning}, and the base was merged there; {again}" for warning in known_to_base(run)]
-    except UsageError as error:  # the training is done
+    except UsageError as error:  # only a warning, because the training is done
         warnings = [f"whether the base was trained on held-out rows is not known: {error.message}"]
     for warning in warnings:
         console.warn("base_trained", warning)

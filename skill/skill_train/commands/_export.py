@@ -1,4 +1,4 @@
-"""What `export-gguf` makes of an unquantized file: the importance matrix, the types of a mix, and then the files."""
+"""Makes the quantized files of `export-gguf`, and first the importance matrix and the types of a mix."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ DEFAULT_TYPES = "q8_0,q4_k_m"
 
 @dataclass(frozen=True)
 class Export:
-    """What is converted, and where its files and records go."""
+    """The model to convert, and the places of its files and records."""
 
     model: Path
     out: Path
     records: Path
     name: str
-    types: list[str]  # that are wanted, in the order of the user
-    matrix: MatrixOrder  # the importance matrix that was asked for
-    modelfile: str | None  # the type that the Modelfile shall name; None leaves the one that it names
-    mmproj: str | None  # the type of the projector's file; None where there is none
-    question: DeviceQuestion | None  # the device that the files are for; None for none
-    run: RunDir | None = None  # None for a model folder. What follows is of runs alone.
-    mix: MixTarget | MixFile | None = None  # what a mix of types may weigh, or its types; None where none was asked for
+    types: list[str]  # the wanted types, in the user's order
+    matrix: MatrixOrder  # the requested importance matrix
+    modelfile: str | None  # the type that the Modelfile shall name; None keeps the file that it names
+    mmproj: str | None  # the type of the projector's file; None without a projector
+    question: DeviceQuestion | None  # the device that the files are for; None without a device
+    run: RunDir | None = None  # None for a model folder, which has no mix
+    mix: MixTarget | MixFile | None = None  # the size of a mix of types, or its types; None without a mix
 
     @property
     def unquantized(self) -> list[str]:
@@ -52,8 +52,8 @@ class Export:
 
 
 def quantize_files(export: Export, source: Path, console: Console) -> StepResult[ExportRecord] | None:
-    """Makes the files of one unquantized file that are not there yet; None where no other type is wanted. The i-quants
-    that `--for` tries are left out where there is no whole importance matrix.
+    """Makes the missing quantized files of one unquantized file; None if no other type is wanted. The i-quants that
+    `--for` tries are left out without a complete importance matrix.
 
     Raises:
         UsageError: llama.cpp refuses a type, or the importance matrix or the mix is not of this model.
@@ -105,10 +105,10 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
 
 @dataclass(frozen=True)
 class MatrixOrder:
-    """What was asked for, and what a matrix can be computed of."""
+    """The value of `--imatrix`, and the run whose rows a matrix can be computed from."""
 
-    choice: str | None  # `auto`, `none` or a file; None leaves it to the measurement, where there is text
-    run: RunDir | None  # whose rows are used; None for a model folder
+    choice: str | None  # `auto`, `none` or a file; None: a measurement decides, if there is enough text
+    run: RunDir | None  # the run whose rows are used; None for a model folder
 
     @property
     def file(self) -> Path | None:
@@ -116,13 +116,13 @@ class MatrixOrder:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is a matrix, or one can be made unless the run has too few rows."""
+        """Whether there is a matrix, or it can be computed if the run has enough rows."""
         return self.file is not None or (self.run is not None and self.choice != NONE)
 
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
-    """Refuses what needs the rows of a run, such as a mix of types, and a file that is not an importance matrix, before
-    anything is made."""
+    """Refuses, before anything is made, a mix or a matrix that needs the rows of a run if there is no run, and a file
+    that is not an importance matrix."""
     if order.run is None and (order.choice == AUTO or mix):
         raise UsageError(
             f"{'--quant' if mix else '--imatrix'} auto measures on the rows of a run, and this is a model folder",
@@ -137,7 +137,7 @@ def require_possible(order: MatrixOrder, *, mix: bool) -> None:
 
 
 def _texts_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> RunTexts:
-    """The texts that these types, which are still to be made, are measured on; empty where nothing is measured."""
+    """The texts that the missing `types` are measured on; empty if nothing is measured."""
     from skill_train.gguf.quality.texts import RunTexts, texts_of
     from skill_train.llama.gguf_header import read_gguf
 
@@ -150,7 +150,7 @@ def _texts_for(order: MatrixOrder, source: Path, types: list[str], console: Cons
 
 
 def _warn_of_texts(console: Console, texts: RunTexts, matrix: Matrix | None) -> None:
-    """Says where only samples could be read, and where the matrix is an earlier one of more rows."""
+    """Warns if only samples of the rows could be read, or if the matrix is an earlier one from more rows."""
     from skill_train.gguf.quality.texts import FEWEST, TRAINING
 
     if not texts.lacking or texts.tokens < FEWEST:
@@ -163,10 +163,10 @@ def _warn_of_texts(console: Console, texts: RunTexts, matrix: Matrix | None) -> 
 
 
 def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[str], console: Console) -> Matrix | None:
-    """The matrix for these types, which are still to be made; None where none is used.
+    """The importance matrix for the missing `types`; None if none is used.
 
     Raises:
-        UsageError: the file is not an importance matrix, or not of this model.
+        UsageError: the file is not an importance matrix, or is of another model.
     """
     from skill_train.gguf import importance
     from skill_train.gguf.quality.texts import FEWEST
@@ -193,14 +193,14 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
 
 
 def _uses_matrix(quant: str) -> bool:
-    """Whether a type looks at a matrix. So does a mix."""
+    """Whether a type uses an importance matrix. A mix does."""
     from skill_train.gguf.importance import takes_matrix
 
     return takes_matrix(quant) or is_mix(quant)
 
 
 def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, dict[str, object]]:
-    """For each file that was made with an importance matrix, or compared with one that was."""
+    """The figures of the importance matrix for each file that was made with one, or compared with such a file."""
     answers: dict[str, dict[str, object]] = {}
     for name, file in files.items():
         answer: dict[str, object] = {}
@@ -220,11 +220,11 @@ def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, dict[str, obj
 def target_of(
     quant: str, max_size: str | None, bits: float | None, mix: Path | None = None
 ) -> tuple[list[str], MixTarget | MixFile | None]:
-    """The names in `--quant` without `auto`, and what the mix may weigh, or its types in the file `mix`; None without
-    `auto`.
+    """The names in `--quant` without `auto`, and the size of the mix, or its types from the file `mix`. The second is
+    None without `auto`.
 
     Raises:
-        UsageError: `auto` without a size, or with two, or there is no such mix in the file.
+        UsageError: `auto` has no size or two sizes, or the file has no such mix.
     """
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import read_mix
@@ -251,14 +251,14 @@ def target_of(
 
 
 def is_mix(quant: str) -> bool:
-    """Whether a type is a mix, which `gguf.mix` and `gguf.mix_file` name."""
+    """Whether a type is the name of a mix, as `gguf.mix` and `gguf.mix_file` make it."""
     return quant.startswith(("auto-", "mix-"))
 
 
 def _mix_for(
     export: Export, source: Path, matrix: Matrix | None, texts: RunTexts, earlier: ExportedFile | None, console: Console
 ) -> Mix:
-    """The types of a mix. Those of a file, and of an earlier export of this name, are taken again.
+    """The types of a mix: from a file, from an earlier export of the same name, or else newly chosen.
 
     Raises:
         UsageError: no mix is that small, or there is too little text to measure on.
@@ -287,7 +287,7 @@ def _mix_for(
 
 
 def _misused(why: str, types: str, options: Mapping[str, str]) -> UsageError:
-    """The hint has what was asked for; of two sizes the first."""
+    """The error of a wrong combination of options. The hint repeats the options, and of two sizes only the first."""
     chosen = [name for name in options if name != "--bits" or "--max-size" not in options]
     asked = "".join(f" {name} {quoted(options[name])}" for name in chosen)
     return UsageError(

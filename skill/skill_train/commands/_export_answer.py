@@ -1,4 +1,4 @@
-"""The answer of `export-gguf`: the files, which one to ship, which one the Modelfile names, and what comes next."""
+"""The answer of `export-gguf`: the files, the one to ship, the one that the Modelfile names, and the next commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skill_train.run.export_record import quant_option
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an export made, and the file that its Modelfile names, and `chat` and `serve` take, with the reason."""
+    """The files of an export. The Modelfile names `named`, and `chat` and `serve` use it; `because` is the reason."""
 
     export: Export
     outputs: list[ListedFile]
@@ -29,7 +29,7 @@ class ExportedFiles:
 
     @property
     def newest(self) -> str | None:
-        """The last type that was asked for, where the Modelfile names none of those; None where it does."""
+        """The last requested type, if the Modelfile names none of the requested types; otherwise None."""
         types = self.export.types
         names = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in types}
         return None if self.named in names.values() else next((kind for kind in reversed(types) if kind in names), None)
@@ -41,8 +41,8 @@ def result_of(
     """The answer of an export.
 
     Args:
-        answer: which file to ship; None when no device was named.
-        error: no file fits the device. The files are there all the same.
+        answer: the file to ship; None if no device was named.
+        error: no file fits the device. The files were made nevertheless.
     """
     files = [*done.outputs, *([done.projector] if done.projector else [])]
     last = done.outputs[-1]["path"]
@@ -61,8 +61,8 @@ def result_of(
 
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
-    """The proof, the server for a pair, a question that needs no terminal, and how the Modelfile gets a type that it
-    does not name."""
+    """The next commands: verify the files, serve a model with its projector, ask one question, and let the Modelfile
+    name another type."""
     run = done.export.run
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     target = quoted(run.path) if run else f"--reference {quoted(done.export.model)} {named}"
@@ -80,14 +80,14 @@ def _next(done: ExportedFiles, last: str) -> list[str]:
 def modelfile_of(
     export: Export, named_type: str | None, outputs: list[ListedFile], unquantized: str
 ) -> tuple[str, str]:
-    """The name of the file that the Modelfile names, and why.
+    """The file that the Modelfile names, and the reason.
 
-    Whoever made an Ollama model of one file would serve another without knowing. So the file of an earlier export stays
-    until another type is asked for, or the file is gone.
+    The Modelfile keeps the file of an earlier export until the user names another type, or the file is gone. Otherwise
+    a user who made an Ollama model of it would serve another file unknowingly.
 
     Args:
-        named_type: the type that the Modelfile shall name; None for nothing.
-        unquantized: the name of the file that all others are made of.
+        named_type: the type that the Modelfile shall name; None if the user named none.
+        unquantized: the name of the file that all others are made from.
     """
     out, names = export.out, {output["quant"]: Path(output["path"]).name for output in outputs}
     if named_type is not None:
@@ -103,7 +103,7 @@ def modelfile_of(
 
 
 def require_file_for_modelfile(export: Export) -> None:
-    """Refuses, before anything is converted, a type for the Modelfile of which there will be no file."""
+    """Refuses, before anything is converted, a type for the Modelfile if there will be no file of that type."""
     chosen, unquantized = export.modelfile, outtype(export.records / "convert.json", export.unquantized)
     coming = {*export.types, *(UNQUANTIZED if unquantized == "auto" else (unquantized,))}
     if chosen is None or chosen in coming or (export.out / f"{export.name}-{chosen}.gguf").is_file():

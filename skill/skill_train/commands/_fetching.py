@@ -1,4 +1,4 @@
-"""Brings the result of a run here: from the bucket of its job, or from the repository that the job pushed it to."""
+"""Fetches the result of a run: from the bucket of its job, or from the repository that the job pushed it to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`--for DEVICE`: the options that describe a device and what is asked of a file, and the answer that `plan` and
-`export-gguf` give."""
+"""`--for DEVICE`: the options that describe a device and the limits of a file, and the answer of `plan` and
+`export-gguf`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skill_train.estimate.targets import TargetDevice, find_target, machine_targ
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.gguf.quant_types import plain_type
 
-HERE = "here"  # this machine, for --for
+HERE = "here"  # the value of --for that means this machine
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
 _MOST_CONTEXT = 1 << 24
@@ -28,7 +28,7 @@ _MOST_CONTEXT = 1 << 24
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The options that describe a device, and what its file must keep. `for_device` is the value of `--for`."""
+    """The options that describe a device, and the limits of its file. `for_device` is the value of `--for`."""
 
     for_device: str | None = option(None, 'Device that the file is for, such as "iPhone 15", "M2 16GB" or here.')
     memory: str | None = option(None, "Memory of the device, such as 8GB.  [default: from the table of devices]")
@@ -43,8 +43,8 @@ class DeviceOptions:
 
 
 class FileAnswer(TypedDict):
-    """One file on the device: each estimate from its least to its most, or None where it is unknown. `kl` (in nats a
-    token) and `same_top1` are measured; `problems` is empty for a file that could be shipped."""
+    """One file on the device. An estimate is `[least, most]`, or None if unknown. `kl` (in nats per token) and
+    `same_top1` are measured; None if they were not. `problems` is empty for a file that can be shipped."""
 
     quant: str
     bytes: list[float] | None
@@ -56,7 +56,7 @@ class FileAnswer(TypedDict):
 
 
 class DeviceAnswer(TypedDict):
-    """The device, each file on it, and the one to ship; `recommended` is None where nothing fits."""
+    """The device, the files on it, and the file to ship. `recommended` is None if no file fits."""
 
     device: str
     memory_bytes: float
@@ -71,8 +71,8 @@ class DeviceAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class DeviceQuestion:
-    """A device, the tokens of context, the limits, and the types that are tried beside those of `--quant`. With
-    `pictures` a file of the vision part belongs to each."""
+    """A device, the tokens of context, the limits, and the i-quants that are tried in addition to the types of
+    `--quant`. With `pictures`, the device also needs the file of the vision part."""
 
     target: TargetDevice
     context: int
@@ -84,7 +84,7 @@ class DeviceQuestion:
 def device_question(
     options: DeviceOptions, model: ModelFacts, here: MachineFacts, *, max_kl: float | None = None
 ) -> DeviceQuestion | None:
-    """The device that the options describe; None when they describe none. `--for here` means the machine `here`."""
+    """The question about the device of the options; None if they describe none. `here` is this machine."""
     if options.for_device is None and options.memory is None and options.bandwidth is None:
         limits = (
             ("--context", options.context),
@@ -120,8 +120,8 @@ def candidates_of(quant: str) -> list[str]:
 
 
 def with_i_quants(question: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> DeviceQuestion:
-    """The question with the i-quants to try beside `CANDIDATES`, and a sentence about them. They need an importance
-    matrix: `matrix` says whether one is there or can be made."""
+    """The question with the i-quants to try in addition to `CANDIDATES`, and a sentence about them. They need an
+    importance matrix: `matrix` says whether there is one or it can be made."""
     tried, why = list[str](), "not tried without an importance matrix"
     if matrix:
         k_quants, i_quants = (
@@ -148,7 +148,7 @@ def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
 
 
 def _context(chosen: int | None, trained: int | None) -> tuple[int, str]:
-    """The tokens of context, and why so many. No program gives a model more than it was made for."""
+    """The tokens of context, and the reason. The context of the model is the upper limit."""
     context = chosen or DEFAULT_CONTEXT
     if trained is not None and context > trained:
         return trained, f"context: {trained} tokens, all that the model was made for; {context} were asked for"
@@ -156,7 +156,7 @@ def _context(chosen: int | None, trained: int | None) -> tuple[int, str]:
 
 
 def answer_of(question: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
-    """The answer, and the error where nothing fits."""
+    """The answer, and the error if no file fits."""
     choice, target = choose(candidates, question.target, question.limits), question.target
     answer: DeviceAnswer = {
         "device": target.name,
@@ -196,7 +196,7 @@ def _ends(value: Range | None, digits: int | None = None) -> list[float] | None:
 
 
 def draw_answer(rich: Any, answer: DeviceAnswer) -> None:
-    """A row a file, then the one to ship, and where the figures of the device come from."""
+    """Draws a row for each file, then the file to ship, and the sources of the device's figures."""
     title = f"on {answer['device']}, with {answer['context']} tokens of context"
     table = rich_table("file", "size", "memory", "tokens/s", "divergence", "fits", title=title)
     for file in answer["files"]:

@@ -13,9 +13,8 @@ from skill_train.recipe.fields import Recipe
 
 
 def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | None) -> Inspection:
-    """The dataset, inspected as training would read it: on the Hub, the rows of a table, and those that have their
-    pictures in files beside them, are read from their file. `pictures` is None where no model is named that could read
-    them."""
+    """The dataset, inspected as training would read it. On the Hub, rows of a table, and rows with pictures in separate
+    files, are read from their own file. `pictures` says whether the model reads pictures; None without a model."""
     if recipe.data_file is not None or method == "sft":
         of_file = _with_row_file(recipe, pictures=pictures is not False)
         inspection = inspect_dataset(of_file, method, file, pictures=pictures)
@@ -26,8 +25,8 @@ def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | N
 
 
 def _with_row_file(recipe: Recipe, *, pictures: bool) -> Recipe:
-    """The recipe with the file on the Hub that is a table, or has pictures beside it, at its commit; as it is for
-    another dataset."""
+    """The recipe with the commit and the file of a dataset on the Hub whose rows are in a table, or have pictures in
+    separate files. Unchanged for another dataset."""
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         return recipe
     from skill_train.hub import datasets
@@ -37,5 +36,5 @@ def _with_row_file(recipe: Recipe, *, pictures: bool) -> Recipe:
     except (Temporary, UsageError):
         if recipe.data_file is not None:
             raise
-        return recipe  # reading it says what is wrong, or finds the rows in the cache
+        return recipe  # the later reading raises the error, or finds the rows in the cache
     return recipe if row_file is None else dataclasses.replace(recipe, data_revision=row_file[0], data_file=row_file[1])

@@ -1,4 +1,4 @@
-"""The current state of a job: the Hub's words, the program's figures, why it failed; its end, and its result."""
+"""The current state of a job: its stage on the Hub, its figures, and why it failed. Also waits for its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.progress import Speed
 
 _PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", bucket.MARKER)
-_TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
+_TAIL_LINES = 60  # lines at the end of a log that are searched for the reason of a failure
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Snapshot:
 
     @property
     def ran_seconds(self) -> float | None:
-        """The running time; None before the job began. The clock of this machine may be wrong by hours, so it only says
-        which part of the last second the Hub has not counted."""
+        """The running time; None before the job began. The Hub counts whole seconds. The clock of this machine, which
+        may be wrong by hours, only adds the fraction of the last second."""
         if self.now.started_at is None:
             return None
         ran = max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
@@ -92,7 +92,7 @@ class Snapshot:
         }
 
     def _of_all_jobs(self, so_far: float | None) -> float | None:
-        """Dollars of all jobs of the run; None if the cost of one is unknown. A job that never was costs nothing."""
+        """Dollars of all jobs of the run; None if the cost of a job is unknown. A job that never started costs 0."""
         others = [job for job in self.cloud.record.jobs if job.job_id not in (None, self.now.id)]
         costs = [job.cost_usd for job in others if job.cost_usd is not None]
         return None if so_far is None or len(costs) < len(others) else round(so_far + sum(costs), 4)
@@ -113,10 +113,10 @@ class Snapshot:
 
 
 def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Snapshot:
-    """The current state of a job, from everything that the bucket and the Hub have.
+    """The current state of a job, from its bucket and from the Hub.
 
     Args:
-        in_time: prefer an early answer to figures: no log is read, and a bucket that does not answer is left out.
+        in_time: answer early rather than completely: no log is read, and a bucket that does not answer is left out.
     """
     now, there = cloud.now, _peeked(cloud, console, in_time=in_time)
     failed = not now.live and now.stage != "COMPLETED"
@@ -139,8 +139,8 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
 
 
 def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> CloudRun:
-    """The run after the end of its job, which is recorded, or after the time limit. Reports each new stage, and a long
-    queue once."""
+    """Waits for the end of a job, or for the time limit, and records the end. Reports each new stage, and a long queue
+    once."""
     stage, queue_reported = "", False
 
     def on_job(job: Job) -> None:
@@ -160,14 +160,14 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Cloud
 
 
 def _long_wait_text(job: Job) -> str:
-    """What is said of a job that waits for a machine; empty for another."""
+    """The sentence about a job that waits long for a machine; empty for any other job."""
     since = job.created_at
     seconds = (datetime.now(UTC) - since).total_seconds() if since else 0.0
     return failure_reason.waiting(job.stage, seconds, job.flavor)
 
 
 def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
-    """The stored records. If the bucket cannot be read, the Hub's words are still shown."""
+    """The records in the bucket. If it cannot be read, warns and returns none, so that the stage is still shown."""
     try:
         return bucket.stored_records(cloud.record, _PEEKED)
     except (AccessError, Temporary) as error:
@@ -207,12 +207,12 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
         return None
     try:
         return records.timestamp(start + timedelta(seconds=seconds))
-    except OverflowError:  # a timeout that somebody wrote into the record
+    except OverflowError:  # a timeout in an edited record
         return None
 
 
 def age(moment: datetime | None) -> float | None:
-    """Seconds since that time; None if unknown, also because the clock was set back."""
+    """Seconds since that time; None if unknown, or if the clock was set back."""
     seconds = (datetime.now(UTC) - moment).total_seconds() if moment else -1.0
     return seconds if seconds >= 0 else None
 
@@ -225,7 +225,7 @@ def why_not_pushed(cloud: CloudRun, run: RunDir) -> str:
     """Why the model repository cannot provide the result of this run; empty if it can.
 
     Raises:
-        AccessError: the token may not read it.
+        AccessError: the token may not read the repository.
     """
     from skill_train.hub import models
 

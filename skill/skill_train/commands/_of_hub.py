@@ -1,4 +1,4 @@
-"""What a recipe says of a model or a dataset on the Hub: of no other one, and of none that lies here."""
+"""The fields of a recipe that apply only to its model or dataset on the Hub, such as the revision."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from skill_train.core.errors import UsageError, quoted
 from skill_train.recipe.fields import Recipe
 
-OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the field that names it
+OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the main field
 
 
 def with_flags(values: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
-    """The values of a recipe, with the options instead of them. What it says of its own model or dataset on the Hub is
-    not said of another one that an option names."""
+    """The values of a recipe, replaced by the options of the command line. If an option names another model or dataset,
+    the fields of `OF_HUB` for the recipe's own one are left out."""
     others = [key for key in OF_HUB if key in flags and flags[key] != values.get(key)]
     gone = {name for key in others for name in OF_HUB[key]}
     return {key: value for key, value in values.items() if key not in gone} | dict(flags)
 
 
 def require_on_hub(recipe: Recipe) -> None:
-    """Refuses a revision of a model that lies here, and the same of a dataset: nothing would read it.
+    """Refuses a field of `OF_HUB` for a local model or dataset, because nothing would read it.
 
     Raises:
         UsageError: the recipe has such a field, and its model or data is not on the Hub.

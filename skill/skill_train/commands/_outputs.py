@@ -18,7 +18,7 @@ from skill_train.run.folder import RunDir, renamed_aside, require_only, require_
 
 
 class ListedFile(FileDigest):
-    """A GGUF file in an answer, with the whole path."""
+    """A GGUF file in an answer."""
 
     path: str
     quant: str
@@ -46,7 +46,7 @@ def put_aside(console: Console, result: Path, record: Path) -> None:
 
 
 def write_modelfile(console: Console, path: Path, text: str) -> None:
-    """Writes a Modelfile. One that differs in more than the names of files beside it is somebody's work, and is
+    """Writes a Modelfile. If the old one differs in more than file names, the user may have edited it, and it is
     renamed."""
     there = path.read_bytes() if path.is_file() else text.encode()
     if len({re.sub(rb"(?m)^(FROM|ADAPTER) \./[^/\n]+$", rb"\1", each) for each in (there, text.encode())}) > 1:
@@ -57,7 +57,7 @@ def write_modelfile(console: Console, path: Path, text: str) -> None:
 
 
 def recorded_name(run: RunDir, record: Path) -> str:
-    """What the names of exported files begin with: the name of the folder, or the one it had when they were made."""
+    """The beginning of the names of exported files: the name of the run's folder at the first export."""
     earlier = export_record.read(record).options.get("name") if record.is_file() else None
     return earlier or slug(run.path)
 
@@ -73,10 +73,10 @@ def merge_record_of(out: Path) -> Path:
 
 
 def require_as_merged(folder: Path) -> None:
-    """Refuses a model folder in which a file is no longer the one that the record of its merge describes.
+    """Refuses a merged model folder that has changed since its merge.
 
     Raises:
-        UsageError: one was replaced, edited or removed.
+        UsageError: a file was replaced, edited, removed or added.
     """
     record = merge_record_of(folder)
     outputs = merge_record.read(record).outputs if record.is_file() else {}

@@ -1,4 +1,4 @@
-"""From a recipe to its plan: reads the facts, makes the decisions, and says why a plan cannot be run."""
+"""Makes the plan of a recipe: reads the facts, makes the decisions, and reports why a plan cannot run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from skill_train.run.folder import require_space
 from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 
-RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
+RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # without dtype, which is part of the plan
 DEFAULT_HOURS = 8.0
 
 
@@ -71,19 +71,19 @@ def flavor_option() -> str | None:
 
 
 def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
-    """The recipe in a file, with the options of the command line instead of its values."""
+    """The recipe in a file. Options of the command line replace its values."""
     return fields.from_dict(flags if file is None else with_flags(fields.read(file), flags))
 
 
 def mapping_in(recipe: Path | None) -> AbstractContextManager[None]:
-    """An error that refuses rows names this recipe with their mapping: what reads the rows does not know its file."""
+    """Names the recipe's file, which has the mapping of columns, in hints about refused rows."""
     return nullcontext() if recipe is None else in_hints(THE_RECIPE, f"--recipe {quoted(recipe)}")
 
 
 def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     """The plan of a recipe from metadata only: no weights are read and nothing is downloaded completely.
 
-    Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
+    Prices are requested only if the Hub is needed anyway or the user chose the cloud. Otherwise the plan stays offline.
     """
     require_on_hub(recipe)
     recipe = _with_policy_of_base(recipe, choices)
@@ -114,7 +114,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 
 
 def _with_policy_of_base(recipe: Recipe, choices: Choices) -> Recipe:
-    """The recipe, which is sensitive where a run is that made its base: the base holds what that run learned."""
+    """The recipe, made sensitive if a sensitive run made its base, because the base contains what that run learned."""
     base_of = sensitive_run(recipe.model)
     if base_of is None:
         return recipe
@@ -124,7 +124,7 @@ def _with_policy_of_base(recipe: Recipe, choices: Choices) -> Recipe:
 
 
 def machine_with_speeds() -> MachineFacts:
-    """The facts of this machine, with how fast llama.cpp reads weights here if `bench` measured it."""
+    """The facts of this machine, with the speed at which llama.cpp reads weights if `bench` measured it."""
     this = read_machine()
     return replace(this, reading=known_reading(this))
 
@@ -139,7 +139,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)
     model = _facts_of_folder(recipe, folder, weights_needed=True)
-    if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
+    if commit is not None:  # a model on the Hub has a revision instead of a fingerprint, as in `plan_from_metadata`
         model = replace(model, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, model)
     recipe = pinned(recipe, commit, data.revision)
@@ -159,8 +159,8 @@ def _facts_of_folder(recipe: Recipe, folder: Path, *, weights_needed: bool) -> M
 
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
-    """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, those that
-    transformers does not load, and the linear layers of a family without a list of LoRA targets, or of all-linear."""
+    """Adds facts from the headers of the weights: the parameters of experts if no formula counts them, the parameters
+    that transformers does not load, and the linear layers for all-linear or a family without a list of LoRA targets."""
     uncounted, listed = model.experts is not None and model.expert_parameters is None, model.model_type in TARGETS
     targets = recipe.target_modules if recipe.finetuning_type == "lora" else None
     saved = recipe.modules_to_save if listed else None  # transformers renames modules of some other families
@@ -185,7 +185,7 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
 
 
 def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:
-    """Adds the reason if llama.cpp's converter cannot convert the tokenizer, or llama.cpp reads no picture with it."""
+    """Adds the reason if llama.cpp cannot convert the tokenizer, or cannot read pictures with it."""
     if not model.convertible:
         return model
     why = why_no_vocabulary(folder, model.architecture) or why_no_picture(folder, model.model_type)
@@ -205,7 +205,7 @@ def _plan(recipe: Recipe, facts: Facts, choices: Choices, offered: Any, probe: A
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
-    """The recipe with absolute paths and commits as revisions, so that the plan has the same meaning later and
+    """The recipe with absolute paths, and with commits as revisions, so that the plan stays the same later and
     elsewhere."""
     here = {key: str(Path(getattr(recipe, key)).resolve()) for key in ("model", "data")}
     return dataclasses.replace(
@@ -218,8 +218,8 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 
 
 def dataset_facts(console: Console, recipe: Recipe, model: ModelFacts) -> DatasetFacts:
-    """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
-    `skill-train data`, or else are a range."""
+    """The facts of a dataset: from every row of a file, or from metadata and first rows on the Hub. Token counts come
+    from an earlier `skill-train data`, or else are a range."""
     pictures = trains_on_pictures(model) and recipe.images is not False
     try:
         return _dataset_facts(console, recipe, model, pictures=pictures)
@@ -278,14 +278,14 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
 
 
 def lacking(model: str, facts: ModelFacts) -> list[str]:
-    """What a model folder lacks for a training."""
+    """The parts that a model folder lacks for a training; empty for a model on the Hub."""
     if not (folder := Path(model)).is_dir():
         return []
     return ["no tokenizer"] * (not has_tokenizer(folder)) + ["no whole weights"] * (not facts.at_hand)
 
 
 def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
-    """None also for a recipe that the plan refuses once it is known that the rows have pictures."""
+    """The counter of picture tokens. None also for a recipe that the plan refuses later if its rows have pictures."""
     try:
         return counter_of(recipe, model)
     except (Refused, UsageError):
@@ -293,10 +293,10 @@ def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
 
 
 def require_room(console: Console, plan: Plan, folder: Path, *, force: bool) -> None:
-    """Refuses a run whose lower estimate does not fit into memory or on the disk of `folder`; warns if only the upper
-    one does not fit into memory. The plan knows the disk of the current folder alone."""
+    """Refuses a run whose lower estimate does not fit into memory or on the disk of `folder`. Warns if only the upper
+    estimate does not fit into memory. The plan itself knows only the disk of the current folder."""
     memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
-    later = {"unknown_memory", "device_unavailable", "no_disk"}  # torch itself will tell, and require_space below
+    later = {"unknown_memory", "device_unavailable", "no_disk"}  # torch, or require_space below, checks these
     if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
         later.add("no_memory")
         console.warn("little_memory", f"the run may need {gigabytes(memory.high)}; {gigabytes(usable)} can be used")
@@ -313,7 +313,7 @@ def require_no_blockers(plan: Plan) -> None:
 
 
 def blocked(plan: Plan) -> DecisionNeeded:
-    """The error for a plan with blockers, with the way out that the plan knows."""
+    """The error for a plan with blockers. The hint belongs to the first blocker."""
     first = plan.blockers[0]
     cloud = plan.where == "cloud"
     elsewhere = "" if cloud or plan.policy.sensitive else ", or --where cloud"
@@ -350,8 +350,8 @@ def warn_of_plan(console: Console, plan: Plan) -> None:
 
 
 def _warn_of_length(console: Console, plan: Plan) -> None:
-    """Warns about rows that are cut, and about those that pass the positions that the model was trained for. Rotary
-    positions go on without an error beyond them."""
+    """Warns about rows that are cut, and about rows longer than the context of the model. Beyond it, rotary positions
+    continue without an error."""
     context, tokens = plan.facts.model.context, plan.facts.dataset.tokens
     if tokens is not None and (cut := token_stats.cut_away(tokens, context)):
         console.warn("truncated", cut)
@@ -362,7 +362,7 @@ def _warn_of_length(console: Console, plan: Plan) -> None:
 
 
 def _warn_of_export(console: Console, plan: Plan) -> None:
-    """Warns before the training about a model that llama.cpp cannot convert, or computes otherwise."""
+    """Warns before the training about a model that llama.cpp cannot convert, or computes differently."""
     model = plan.facts.model
     if model.not_convertible:
         console.warn(

@@ -1,4 +1,4 @@
-"""The second file of a vision model, for `export-gguf`: which type, and what the answer says of it."""
+"""The second file of a vision model, for `export-gguf`: its type, and its part in the answer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _OLLAMA = "Ollama server/create.go isProjectorGGUF, 2026-08-21"
 
 
 def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: bool) -> str | None:
-    """The type of the projector's file; None where the language model alone is exported.
+    """The type of the projector's file; None if only the language model is exported.
 
-    An earlier choice holds, and f16 is the first one. A run of text, if its model can be trained for text alone, gets a
-    projector only when that is asked for. A folder of such a model gets one if llama.cpp can read its pictures.
+    The default is the type of an earlier export, or f16. If a model can be trained for text alone, a run of text gets a
+    projector only with --mmproj, and a folder of such a model gets one if llama.cpp can read its pictures.
 
     Args:
         mmproj: one of `CHOICES`.
-        record: `mmproj.json`, which need not be there.
-        text_run: the model is that of a run without pictures.
+        record: `mmproj.json`, which may be missing.
+        text_run: the model belongs to a run without pictures.
     """
     if mmproj == NONE:
         return None
@@ -49,7 +49,7 @@ def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: b
 
 
 def refuse_adapter_alone(base: Path) -> None:
-    """Refuses the file of an adapter alone, where it may change what is not in the language model's file."""
+    """Refuses to export only the adapter if it may change weights that are not in the language model's file."""
     config = read_config(base)
     if is_vision(config) and config.get("model_type") not in TEXT_OF_VISION:
         raise UsageError(
@@ -62,7 +62,7 @@ def refuse_adapter_alone(base: Path) -> None:
 
 
 def from_line(projector: ListedFile) -> dict[str, str]:
-    """The reason of the Modelfile's second FROM."""
+    """The reason for the Modelfile's second FROM."""
     because = "the vision tower and the projector, which Ollama takes from a second FROM"
     return {"rule": f"FROM ./{Path(projector['path']).name}", "because": because, "source": _OLLAMA}
 

@@ -1,4 +1,4 @@
-"""`export-gguf --for DEVICE`: measures the files of an export, and says which one to ship."""
+"""`export-gguf --for DEVICE`: measures the files of an export, and chooses the file to ship."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _FileOptions:
-    """What the help shows before the options of a device."""
+    """The options that the help shows before the options of a device."""
 
     run: Path | None = argument(PATH, required=False)
     quant: str | None = option(
@@ -87,8 +87,8 @@ class ExportOptions(DeviceOptions, _FileOptions):
 
 
 def wanted_types(options: ExportOptions) -> tuple[list[str], MixTarget | MixFile | None]:
-    """The types to make, and what a mix may weigh, or the types in it. For a device these are the candidates, and
-    `--max-size` is a limit, unless a mix is asked for too."""
+    """The types to make, and the size of a mix or its types. For a device the default types are the candidates, and
+    `--max-size` is a limit unless a mix is requested too."""
     usual = ",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES
     quant = options.quant if options.quant is not None else AUTO if options.mix else usual
     is_mixed = AUTO in [name.strip().lower() for name in quant.split(",")]
@@ -97,11 +97,11 @@ def wanted_types(options: ExportOptions) -> tuple[list[str], MixTarget | MixFile
 
 
 def question_of(options: ExportOptions, model: Path, *, matrix: bool) -> DeviceQuestion | None:
-    """The device that the files are for; None for none. `matrix` as in `with_i_quants`."""
+    """The device that the files are for; None without a device. `matrix` as in `with_i_quants`."""
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model
 
-    # Without a device the size is that of a mix.
+    # Without a device, --max-size is the size of a mix.
     device_options = options if options.is_for_device else dataclasses.replace(options, max_size=None)
     facts = read_model(model, weights_needed=False)
     question = device_question(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
@@ -113,11 +113,11 @@ def question_of(options: ExportOptions, model: Path, *, matrix: bool) -> DeviceQ
 def shipped(
     export: Export, outputs: list[ListedFile], source: Path, projector: ListedFile | None, console: Console
 ) -> tuple[DeviceAnswer | None, DecisionNeeded | None]:
-    """What is said on the device of each file that was asked for, and the error where none fits; None without a device.
+    """The answer about each requested file on the device, and the error if none fits; None without a device.
 
     Args:
-        outputs: the files, each made of `source`.
-        projector: the second file of a vision model; None where there is none.
+        outputs: the files, each made from `source`.
+        projector: the second file of a vision model; None without one.
     """
     from skill_train.model.folder import read_model
 
@@ -142,7 +142,7 @@ def shipped(
 
 
 def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
-    """What a token reads of a file."""
+    """The bytes of a file, and the parts of it that are not read for each token."""
     from skill_train.llama.gguf_header import read_gguf
     from skill_train.llama.speed.cached import read_tensors
 
@@ -155,7 +155,7 @@ def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
 
 
 def _measured(run: RunDir | None, source: Path, files: list[ListedFile], console: Console) -> dict[str, Measured]:
-    """The distance of each file from the unquantized one, by path; nothing where a run keeps too few rows for it."""
+    """The distance of each file from the unquantized file, by path. Empty without a run, or if it has too few rows."""
     from skill_train.gguf.quality.distance import distance, judging
     from skill_train.gguf.quality.texts import FEWEST, texts_of
     from skill_train.llama.gguf_header import read_gguf

@@ -1,4 +1,4 @@
-"""`--max-cost`: what all jobs of a plan have cost so far, in every folder and on every machine, or may cost."""
+"""`--max-cost`: the cost of all jobs of a plan so far, or at most, whichever folder or machine started them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spent_by_jobs(
     """Dollars of all jobs of a plan. A running job counts with its highest possible cost.
 
     Args:
-        record: the record of a run of this plan, which has jobs that the Hub has forgotten.
+        record: the record of a run of this plan. It may have jobs that the Hub does not list any more.
         excluded_job_id: the id of a job that does not count.
 
     Raises:
@@ -48,9 +48,9 @@ def spent_by_jobs(
 def require_as_asked(
     console: Console, word: str, record: CloudRecord, job: CloudJob, *, max_cost: float | None, timeout: int | None
 ) -> None:
-    """Warns if a running job has another timeout than the requested one, which it keeps. Refuses one that may cost more
-    than `max_cost` with the jobs of its plan before it, or whose cost nobody knows. A command names the run by `word`.
-    """
+    """Warns if a running job has another timeout than the requested one; the job keeps its own. Refuses a job that,
+    with the earlier jobs of its plan, may cost more than `max_cost`, or whose cost is unknown. `word` names the run in
+    the hint."""
     spent = 0.0
     if max_cost is not None:
         spent = spent_by_jobs(record.namespace, record.plan_hash, record, excluded_job_id=job.job_id)
@@ -75,7 +75,7 @@ def require_as_asked(
 
 
 def _cost(now: Job | None, noted: CloudJob | None) -> float | None:
-    """The cost by the recorded end, or else by the Hub's times, or else by its timeout."""
+    """The cost of a job: as recorded at its end, or else by the Hub's times, or else at most, by its timeout."""
     if noted is not None and noted.cost_usd is not None:
         return noted.cost_usd
     flavor = now.flavor if now is not None else noted.flavor if noted is not None else None

@@ -14,14 +14,14 @@ from skill_train.run.records import Number
 
 
 class Ends(TypedDict):
-    """Of an estimate; None where it is unknown."""
+    """The ends of an estimate; None if unknown."""
 
     low: float | None
     high: float | None
 
 
 class Times(TypedDict, total=False):
-    """Seconds; all but `left` of jobs alone."""
+    """Times in seconds. A local run has only `left`."""
 
     ran: float | None
     left: float | None
@@ -42,14 +42,14 @@ class Costs(TypedDict):
 
 
 class Source(TypedDict):
-    """Where the figures were read, and how old they are."""
+    """The source of the figures, and their age."""
 
     source: str | None
     age_seconds: float | None
 
 
 class State(TypedDict):
-    """The state of a run. Only jobs have the keys that may be missing."""
+    """The state of a run. Only jobs have the `NotRequired` keys."""
 
     run_dir: str | None
     job_id: str | None
@@ -113,7 +113,7 @@ def _status_lines(data: State) -> Iterator[tuple[str, str]]:
 def _progress_of(
     so_far: float | None, expected: float | None, estimated: Ends | None, words: Callable[[float], str]
 ) -> str:
-    """A measured value beside the estimated one."""
+    """A measured value, the expected value and the estimate, in words."""
     if so_far is None:
         return ""
     of = "" if expected is None else f" of {words(expected)}"

@@ -1,5 +1,5 @@
-"""The checks of `submit` before anything is sent, and its answers: the decision that is needed, the job that would be
-sent, or the existing job."""
+"""The checks of `submit` before anything is sent, and its answers: the decision that the user must make, the job that
+would be sent, or the existing job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _AT_START = "(made at the start)"
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings of the checks. Only a dry run goes on with something `unchecked`, which the Hub did not answer."""
+    """The findings of the checks. `unchecked` has the checks that the Hub did not answer; only a dry run allows any."""
 
     order: Order
     budget: Budget
@@ -45,7 +45,7 @@ class Checked:
 
 
 class JobShown(TypedDict):
-    """A job that would be sent, or an existing one. Each has its own optional keys."""
+    """A job that would be sent, or an existing job. Each has its own optional keys."""
 
     flavor: str | None
     timeout_seconds: int | None
@@ -68,7 +68,7 @@ class JobShown(TypedDict):
 
 
 def account_of(options: SubmitOptions) -> Account:
-    """The account of the token. A dry run without an answer uses the given namespace."""
+    """The account of the token. If the Hub does not answer, a dry run uses the namespace of the options."""
     unchecked: list[str] = []
     if not (options.dry_run and options.namespace):
         return preflight.signed_in_account()
@@ -123,7 +123,7 @@ def budget_of(
 
 
 def _warn_of_names(console: Console, order: Order, there: tuple[str, ...]) -> None:
-    """Warns if the dataset repository has files of the names that are uploaded."""
+    """Warns if the dataset repository already has files with the names of the uploads."""
     names = sorted(set(there) & set(order.staged.files if order.staged else ()))
     if names:
         more = f" and {len(names) - 1} more of these files" if len(names) > 1 else ""
@@ -172,7 +172,7 @@ def _job_shown(checked: Checked) -> JobShown:
 
 
 def decision(options: SubmitOptions, checked: Checked) -> Result:
-    """The answer without --yes, or to more than was agreed to: nothing is sent."""
+    """The answer without --yes, or if the cost is above the agreed amount: nothing is sent."""
     data = _job_shown(checked)
     agreed = None if options.max_cost is not None else checked.budget.to_agree  # --max-cost is a bound too
     again = command_of(options, yes=True, agreed=agreed)
@@ -187,14 +187,14 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
 
 
 def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
-    """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
+    """The answer without access: the estimated cost and the error. Without access no other check is possible."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
     summary = f"{budget.flavor}: {budget.in_words}"
     return Result(data, human=lambda rich: rich.print(summary), quiet="", error=error)
 
 
 def dry_run(run: RunDir, checked: Checked) -> Result:
-    """The answer of --dry-run: the job as it would be sent, with placeholders for what only the start creates."""
+    """The answer of --dry-run: the job as it would be sent. Values that only the start creates are placeholders."""
     order = checked.order
     spec = specification(run, order, _AT_START)
     request = jobs.as_request(spec, (f"{order.namespace}/jobs-artifacts", _AT_START))
@@ -221,7 +221,7 @@ def _data(order: Order) -> CloudData | None:
 
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
-    """The answer with a job that was started now, or with the existing one."""
+    """The answer about the job that was started, or about the existing job."""
     record, plan = sent.record, plan_record.read(run.plan)
     last = record.last_begun
     assert last is not None
@@ -249,7 +249,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
 
 
 def _budget_of(plan: Plan, job: CloudJob) -> Budget:
-    """The budget of an existing job. The estimate is for the whole plan, of which a continued job does only a part."""
+    """The budget of an existing job. The estimate is for the whole plan, so it does not apply to a continued job."""
     limit, seconds = job.timeout_seconds, plan.estimates.seconds
     if job.number > 1 or limit is None:
         why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
@@ -257,7 +257,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
     job_budget = cloud_budget.budget(
         Need(job.flavor, seconds, plan.timeout_seconds),
         price=Price(job.usd_per_hour, f"asked {job.asked_at[:10]}"),
-        timeout=limit or 1,  # without an estimate any will do
+        timeout=limit or 1,  # without an estimate any number will do
         max_cost=None,
     )
     return job_budget if limit is not None else dataclasses.replace(job_budget, most_usd=None)
@@ -268,7 +268,7 @@ def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str,
     if budget.seconds is None or stage not in (None, *jobs.LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
     began = records.moment_of(job.created_at or job.asked_at)
-    ends = (min(end, budget.timeout_seconds) for end in budget.seconds)  # then it is stopped
+    ends = (min(end, budget.timeout_seconds) for end in budget.seconds)  # the job is stopped at its timeout
     low, high = (records.timestamp(began + timedelta(seconds=end)) for end in ends)
     return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}
 

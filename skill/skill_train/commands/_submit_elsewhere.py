@@ -1,4 +1,4 @@
-"""`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or as a notebook."""
+"""`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or a notebook."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SKYPILOT_ONLY = ("nodes", "infra")
 
 
 def with_backend(options: SubmitOptions) -> SubmitOptions:
-    """The options with the values that the backend requires, set before the planning."""
+    """The options with the values that the backend requires, for the planning. Refuses options of other backends."""
     fields = {field.name: field.default for field in dataclasses.fields(options)}
     useless = {"hf_jobs": _SKYPILOT_ONLY, "skypilot": _JOBS_ONLY, "colab": (*_JOBS_ONLY, *_SKYPILOT_ONLY)}
     for name in useless[options.backend]:
@@ -48,7 +48,7 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 
 
 def _names_a_machine(source: Path | None) -> bool:
-    """Whether this is a plan for the cloud, or a run of one: its flavor is chosen."""
+    """Whether this is a plan for the cloud or its run, so that a flavor is already chosen."""
     plan = None if source is None else given_plan(source)
     return plan is not None and plan.where == "cloud"
 
@@ -64,7 +64,7 @@ def write_elsewhere(console: Console, options: SubmitOptions, plan: Plan, run: R
 
 
 def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Order:
-    """The order, once the Hub said that it takes the run and keeps it private. A notebook has a token of its own."""
+    """The order, after checking that the Hub accepts the run and keeps it private. A notebook uses its own token."""
     unchecked: list[str] = []
     launches = options.yes and options.backend == "skypilot"
 
@@ -95,7 +95,7 @@ def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Orde
 
 def _flavor(name: str | None) -> Flavor:
     offered = {each.name: each for each in flavors.current(live=False)[0]}
-    if name not in offered:  # the plan was made where the Hub offered it
+    if name not in offered:  # the plan was made when the Hub offered this flavor
         raise UsageError(
             f"the plan names the machine {name}, which is unknown here",
             code="unknown_flavor",
@@ -191,8 +191,8 @@ def _order_facts(run: RunDir, order: Order) -> dict[str, object]:
 
 
 def _asked(options: SubmitOptions, run: RunDir) -> tuple[list[str] | None, int | None]:
-    """The clouds and the timeout in seconds that were asked for: now, or before for a run that goes on. None for what
-    was not named."""
+    """The requested clouds, and the timeout in seconds; None for each that was not given. For a run that continues, the
+    defaults are those of its written task."""
     before = skypilot.written_task(run.path / "skypilot") if options.source in (run.path, run.plan) else None
     named = None if before is None else skypilot.chosen_places(before)
     timeout = None if before is None else skypilot.timeout_of(before)
@@ -202,7 +202,7 @@ def _asked(options: SubmitOptions, run: RunDir) -> tuple[list[str] | None, int |
 
 
 def _timeout(asked: int | None, plan: Plan) -> int:
-    """The timeout of the training: the given one, or that of the plan for such a machine."""
+    """The timeout of the training in seconds: the requested one, or else the plan's."""
     if asked is not None:
         return asked
     if plan.timeout_seconds is None:
@@ -216,8 +216,8 @@ def _timeout(asked: int | None, plan: Plan) -> int:
 
 
 def _keep_plan(run: RunDir, plan: Plan) -> None:
-    """Writes plan and recipe as in every run directory. A plan with the same hash is not replaced, because its
-    measurements differ each time. A folder with another run is refused, even with the same recipe."""
+    """Writes plan and recipe as in every run directory. A plan with the same hash is not replaced, because only its
+    measurements would differ. Refuses a folder of another run, and of a run on this machine or as a Hub job."""
     there = plan_record.read(run.plan) if run.plan.is_file() else None
     other = ""
     if cloud_record.record_path(run).is_file():

@@ -1,4 +1,4 @@
-"""What `submit` sends: its options, the plan for the cloud, the repository for the result, and the run directory."""
+"""Prepares what `submit` sends: options, the plan for the cloud, the repository for the result, the run directory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def command_of(options: SubmitOptions, **more: Any) -> str:
 
 
 def given_plan(source: Path) -> Plan | None:
-    """The plan in this file or run directory; None for a recipe."""
+    """The plan in a file or a run directory; None for a recipe."""
     file = open_run(source).plan if source.is_dir() else source
     return plan_record.read(file) if is_plan(file) else None
 
@@ -133,7 +133,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
 
 
 def _for_one_machine(plan: Plan, source: Path) -> Plan:
-    """The plan of a task for SkyPilot or of a notebook as the planner made it, with which its job is found."""
+    """The plan of a SkyPilot task or a notebook, with the backend of Hub jobs again, so that its hash finds its job."""
     if (machines := skypilot.nodes_of(plan)) > 1:
         raise UsageError(
             f"{source} is a plan for {machines} machines, which only SkyPilot starts together",
@@ -161,8 +161,8 @@ def recipe_of(plan: Plan, **values: Any) -> Recipe:
 
 
 def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
-    """The original recipe with changes. Values that the planner chose for the old model and data are chosen again, and
-    another model or dataset gets another revision."""
+    """The recipe as the user wrote it, with changes. The planner chooses the other values again, and another model or
+    dataset gets another revision."""
     gone = {name: None for key, names in OF_HUB.items() if key in flags for name in names}
     return recipe_of(there, **(there.asked | gone | flags))
 
@@ -173,7 +173,7 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
     if sensitive or base_of:
         raise stays_here("submit", base_of)
     if Path(model).is_dir():
-        if way_to_model(Path(model)):  # a run or an adapter, which `plan` refuses: an upload of it would be no model
+        if way_to_model(Path(model)):  # a run or an adapter is no model: read_config raises the error of `plan`
             read_config(Path(model))
         raise preflight.local_model_error(model, owner)
 
@@ -182,7 +182,7 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 
 
 def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
-    """The order: the plan with its repository and data, and the last known price. The checks get today's price."""
+    """The order: the plan with its repository and data, and the last known price. The checks ask for today's price."""
     place, of_job = account.name, options.backend == cloud_record.BACKEND
     if account.state == "valid":
         place = preflight.namespace(account, options.namespace, of_job=of_job)
@@ -196,7 +196,7 @@ def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
 
 
 def warn_of_personal(console: Console, order: Order) -> None:
-    """Warns, before the user agrees to an upload, of what `data` warns of in the rows."""
+    """Warns of personal data in the rows, as `data` does, before the user agrees to an upload."""
     count = 0 if order.staged is None else stage_data.personal_lines(order.staged)
     if count:
         seem = "1 line of the data seems" if count == 1 else f"{count} lines of the data seem"
@@ -211,7 +211,7 @@ def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
 
 
 def _repository(plan: Plan, place: str) -> str:
-    """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
+    """`NAMESPACE/<model>-<data>-<recipe hash>`, in 96 characters at most (huggingface_hub 2.4, validate_repo_id)."""
     words = [_slug(plan.recipe.model.split("/")[-1]), _slug(_data_name(plan))]
     name = "-".join((*words, plan.recipe_hash[:8]))
     return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
@@ -230,7 +230,7 @@ def _data_name(plan: Plan) -> str:
 
 
 def _slug(text: str) -> str:
-    """A text reduced to the characters that the Hub allows in a name, without two of `-` and `.` in a row."""
+    """A text reduced to the characters that the Hub allows in a name. `-` and `.` never follow each other."""
     return re.sub(r"[-.]*-[-.]*|\.{2,}", "-", re.sub(r"[^A-Za-z0-9.]+", "-", text)).strip("-.").lower() or "data"
 
 
@@ -238,9 +238,9 @@ def _slug(text: str) -> str:
 
 
 def run_dir_of(options: SubmitOptions, plan: Plan) -> Path:
-    """The run directory: the given one, that of a submitted run, or a name made from data and recipe.
+    """The run directory: that of --run-dir, that of a submitted run, or a name made from data and recipe.
 
-    With --force-new it is a new one, or the one of this very command, whose job had no answer before.
+    With --force-new it is a new folder, or the folder of an earlier identical command whose job never began.
     """
     if options.run_dir is not None:
         return options.run_dir

@@ -1,4 +1,4 @@
-"""`bench`: how many tokens a second each GGUF file reads and writes on this machine."""
+"""`bench`: measures how many tokens per second each GGUF file reads and writes on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skill_train.machine.read import physical_cores, read_machine
 from skill_train.run.folder import open_run
 
 _MOST_TOKENS, _MOST_ROUNDS = 1 << 17, 100
-_PROMPT, _ANSWER = 512, 128  # those of llama-bench
+_PROMPT, _ANSWER = 512, 128  # tokens, as in llama-bench
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class BenchOptions:
 
 
 class Phase(TypedDict):
-    """Reading a prompt, or writing an answer. `tokens_per_second` is that of the median run; None when `busy`: others
-    took more than a tenth of the processor, so the time says nothing about the file."""
+    """Reading a prompt, or writing an answer. `tokens_per_second` is the figure of the median run. It is None if
+    `busy`: other programs took more than a tenth of the processor, so the time says nothing about the file."""
 
     tokens: int
     tokens_per_second: float | None
@@ -55,8 +55,8 @@ class Phase(TypedDict):
 
 
 class BenchedFile(TypedDict):
-    """One file. `reached_gigabytes_per_second`: how fast its weights were read, which later estimates use; None when it
-    does not tell that."""
+    """One file. `reached_gigabytes_per_second` is the speed at which its weights were read, for later estimates; None
+    if the measurement does not show it."""
 
     path: str
     bytes: int
@@ -90,7 +90,7 @@ def bench(options: BenchOptions, console: Console) -> Result:
 
 
 def _files(paths: Sequence[Path], console: Console) -> list[Path]:
-    """The files that are named, and those of the runs that are named. Warns of one that is not the exported one."""
+    """The given files, and the files of the given runs. Warns of a file that is not the exported one."""
     files = list[Path]()
     for path in paths:
         if path.is_dir():
@@ -110,7 +110,7 @@ def _file_progress(progress: Bar, number: int, count: int) -> Bar:
 
 
 def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress: Bar) -> BenchedFile:
-    file = read_model_file(path)  # says what is wrong with bytes that llama.cpp may crash on
+    file = read_model_file(path)  # raises a clear error for a file that llama.cpp may crash on
     prompt_tokens, answer_tokens = _tokens(options, file)
     result = measure(
         SpeedJob(
@@ -141,7 +141,7 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
 
 
 def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:
-    """Tokens of prompt and answer: as asked, or the usual ones as far as the model's context goes."""
+    """Tokens of prompt and answer: the requested numbers, or the defaults limited by the model's context."""
     most = max(2, file.count("context_length") or _PROMPT + _ANSWER)
     answer = options.answer_tokens or min(_ANSWER, max(1, most // 4))
     prompt = options.prompt_tokens or min(_PROMPT, max(1, most - answer))
@@ -158,7 +158,7 @@ def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:
 
 def _phase(timing: Timing, result: SpeedResult) -> Phase:
     own = share(timing, result.threads)
-    busy = result.device == "cpu" and own < LEAST_SHARE  # a GPU leaves the processor to others
+    busy = result.device == "cpu" and own < LEAST_SHARE  # a run on a GPU hardly needs the processor
     return {
         "tokens": timing.tokens,
         "tokens_per_second": None if busy else round(timing.rate, 2),

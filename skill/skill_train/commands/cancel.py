@@ -16,7 +16,7 @@ from skill_train.hub import jobs
 from skill_train.run import cloud_record
 from skill_train.run.folder import RunDir
 
-CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
+CANCEL_SECONDS = 60.0  # the time that a job has to save its checkpoint
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     record = cloud_record.read(RunDir(Path(options.run)))
     if record is not None and record.last is not None and record.last.job_id is None:
-        start_once.find_job_until_settled(record, record.last)  # requested, and maybe not there yet
+        start_once.find_job_until_settled(record, record.last)  # requested, but maybe not listed yet
     cloud = find_run.find(options.run)
     was_live = cloud.now.live
     if was_live:
@@ -47,7 +47,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
     data = {
         "job_id": now.id,
         "stage": now.stage,
-        "cancelled": was_live,  # False: it had ended before
+        "cancelled": was_live,  # False if the job had already ended
         "kept": None if there is None else {"state": there.state, "checkpoint": there.checkpoint},
         "run_dir": str(cloud.run.path) if cloud.run else None,
     }
@@ -61,7 +61,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
 
 
 def _stored_run(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
-    """What the job has stored, and whether that cannot be read: the job is cancelled all the same."""
+    """The files that the job has stored, and whether they could not be read. The job is cancelled in either case."""
     try:
         return bucket.stored_run(cloud.record), False
     except SkillTrainError as error:
@@ -70,7 +70,7 @@ def _stored_run(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bo
 
 
 def _cancelled(cloud: CloudRun, console: Console) -> CloudRun:
-    """The run after the request to cancel its job. A job that ends by itself in the meantime is accepted too."""
+    """Cancels the job and waits for its end. It is no error if the job ends by itself in the meantime."""
 
     def tell() -> None:
         try:

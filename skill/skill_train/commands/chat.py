@@ -1,4 +1,4 @@
-"""`chat`: talk to a model of a run, or to a GGUF file, or to two side by side."""
+"""`chat`: a conversation with a model of a run, with a GGUF file, or with two models side by side."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ChatOptions:
 
 @dataclass
 class _Speaker:
-    """A loaded model with the turns that it had."""
+    """A loaded model, and the turns of its conversation so far."""
 
     name: str
     loaded: Answering
@@ -71,7 +71,7 @@ class _Speaker:
     messages: list[JsonObject]
 
     def ask(self, text: str, images: list[str], on_text: Callable[[str], None]) -> CheckedAnswer:
-        """The next turn. A model that continues text has no turns before it."""
+        """Asks the next turn. A model that continues text does not see earlier turns."""
         turn = {"role": "user", "content": _content(text, len(images) if self._is_first else 0, self.pictured)}
         if self.settings.raw:
             images = images if self._is_first else []
@@ -158,7 +158,7 @@ def _conversation(console: Console, speakers: list[_Speaker], images: list[str])
 def _answers(
     console: Console, speakers: list[_Speaker], prompt: str, images: list[str]
 ) -> list[tuple[_Speaker, CheckedAnswer]]:
-    """The answer of each model. That of one alone is shown while it is written."""
+    """The answer of each model. If there is only one model, its answer is shown while it is written."""
     on_text = console.piece if len(speakers) == 1 else lambda text: None
     answers = [(speaker, speaker.ask(prompt, images, on_text)) for speaker in speakers]
     for speaker, reply in answers:
@@ -208,7 +208,7 @@ def _sampling_of(chosen: Chosen) -> tuple[Sampling, str]:
 
 
 def _names(models: list[Chosen]) -> list[str]:
-    """What the models are called: files by their names, or by their paths if two have the same name."""
+    """The names of the models. Files have their own names, or their paths if two have the same name."""
     names = [each.model.name if each.model.is_gguf else f"{each.where}: {each.model.name}" for each in models]
     return names if len({*names}) == len(names) else [str(each.model.path) for each in models]
 
@@ -217,7 +217,7 @@ def _names(models: list[Chosen]) -> list[str]:
 
 
 def _copied_images(images: tuple[Path, ...], folder: Path) -> list[str]:
-    """Copies of the pictures, under names of their own."""
+    """Copies the pictures under unique names, and returns the names."""
     names = []
     for number, image in enumerate(images):
         if not image.is_file():
@@ -237,7 +237,7 @@ def _copied_images(images: tuple[Path, ...], folder: Path) -> list[str]:
 
 
 def _with_pictures(options: ChatOptions, chosen: Chosen, folder: Path, has_images: bool) -> Chosen:
-    """The model, ready for pictures where it reads them. A projector is loaded only for a picture."""
+    """The model with what it needs to read pictures. A projector is loaded only if there is a picture."""
     of_run, is_alone = chosen.model.pictures, chosen.folder is None
     if not (has_images or of_run):
         return chosen
@@ -264,21 +264,21 @@ def _with_pictures(options: ChatOptions, chosen: Chosen, folder: Path, has_image
 
 
 def _projector_hint(chosen: Chosen) -> str:
-    """How to name the projector of a file, with those that lie beside it."""
+    """The hint to give the projector of a file. It names the projectors in the same folder."""
     beside = sorted(chosen.model.path.parent.glob("mmproj-*.gguf"))
     return f"give it with --mmproj{' ' if beside else ''}{' or '.join(map(quoted, beside))}"
 
 
 def _content(text: str | None, images: int, pictured: bool) -> Any:
-    """The content of a message, in parts where the template expects them."""
+    """The content of a message. For a model that reads pictures, it is a list of parts."""
     if not pictured:
         return text
     return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
 
 
 def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
-    """What one model said. `prompt_ids_equal`: llama.cpp read the very ids that the model's tokenizer makes; None where
-    nobody knows those."""
+    """The answer of one model. `prompt_ids_equal`: llama.cpp read the same ids in the prompt as the model's tokenizer;
+    None if the tokenizer's ids are unknown."""
     return {
         "model": speaker.name,
         "answer": reply.answer.text,
@@ -294,7 +294,7 @@ def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, float]:
-    """What is set: of a greedy choice little is."""
+    """The settings in use, other than the defaults. With temperature 0 most settings have no effect."""
     nothing = Sampling()
     values: dict[str, float] = msgspec.to_builtins(sampling)
     return {

@@ -1,4 +1,4 @@
-"""`data`: inspects a dataset: its format, the methods that can use it, its problems, and its usable rows."""
+"""`data`: inspects a dataset, and shows its format, the methods that can use it, its problems and its usable rows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
 
 
 def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
-    """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
+    """The recipe for reading the dataset. The model may be missing, because data can be inspected without one."""
     read = with_flags(fields.read(file) if file else {}, flags)
     values = {key: value for key, value in read.items() if value is not None}
     if "data" not in values:
@@ -134,16 +134,16 @@ def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
 
 @dataclass(frozen=True)
 class _BaseModel:
-    """The model that was named, as far as it is known before its tokenizer is read."""
+    """The facts of the given model that are known before its tokenizer is read."""
 
-    revision: str | None = None  # its commit; of a folder what the recipe says
-    images: bool = False  # it reads pictures, and is of a family whose pictures can be trained
-    context: int | None = None  # tokens that it was made for
-    error: SkillTrainError | None = None  # why the Hub did not answer
+    revision: str | None = None  # its commit; for a folder the revision in the recipe
+    images: bool = False  # the model reads pictures, and pictures of its family can be trained
+    context: int | None = None  # tokens that the model was made for
+    error: SkillTrainError | None = None  # the error of the request to the Hub
 
 
 def _base_model(recipe: Recipe) -> _BaseModel:
-    """Asked of the Hub within time limits, because the tokenizer's own requests are repeated for a minute."""
+    """Asks the Hub within time limits first, because transformers repeats the tokenizer's requests for a minute."""
     if not recipe.model:
         return _BaseModel()
     try:
@@ -180,16 +180,16 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
             inspection.recipe, inspection.detected, images=model.images and inspection.pictures is not None
         )
         inspection.detected = counter.detected
-    except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
+    except (NotInstalled, Temporary) as error:  # the rest of the report does not need the tokens
         console.warn(error.code, f"{error.message}; token counts are estimates, and the chat template was not tried")
         return Counted(nothing, plain, why_not=error.message)
-    except UsageError as error:  # the model's fault: the report of the dataset stands
+    except UsageError as error:  # an error of the model, so the report of the dataset is still valid
         return Counted(nothing, plain, why_not=error.message, error=error)
     usable = problems.usable(inspection.recipe, checker(inspection.detected, inspection.pictures))
     total, longest_row = inspection.survey.usable, inspection.survey.longest_row
     try:
         lengths, refused, example = count_tokens.count_rows(counter, usable, total, longest_row)
-    except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
+    except UsageError as error:  # an error of the model and not of a row, so the report of the dataset is still valid
         return Counted(nothing, plain, why_not=error.message, error=error)
     for note in counter.notes:
         console.warn("template", note)
@@ -203,7 +203,7 @@ def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Coun
 
 def _keep(inspection: Inspection, lengths: token_stats.Lengths) -> None:
     recipe = inspection.recipe
-    if not inspection.survey.refused and inspection.pictures is None:  # the key does not tell how pictures are resized
+    if not inspection.survey.refused and inspection.pictures is None:  # the key has nothing about resized pictures
         key = token_stats.tokenizer_key(recipe.model, recipe.revision)
         token_stats.keep(_dataset_facts(inspection), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
 
@@ -267,7 +267,7 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(inspection.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
-    written_names = columns if inspection.recipe.columns else {}  # the recipe then reads the new file too
+    written_names = columns if inspection.recipe.columns else {}  # keeps the names: the recipe also fits the new file
 
     def mapped(row: Row) -> Row:
         if inspection.pictures is None:
@@ -279,7 +279,7 @@ def _fix(console: Console, inspection: Inspection, counter: Counter | None, out:
 
 
 def _refuses(inspection: Inspection, counter: Counter) -> write_fixed.Refuses:
-    """Encodes every row: exactly the rows that training would reject are left out."""
+    """Refuses exactly the rows that training would reject, by encoding every row."""
 
     def refuses(line: int, row: Row) -> str | None:
         if (encoded := counter.encode(line, row)) is None:
@@ -291,7 +291,7 @@ def _refuses(inspection: Inspection, counter: Counter) -> write_fixed.Refuses:
 
 
 def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None:
-    """The error with which training would end; None if it would not."""
+    """The error that training would raise for this dataset; None if it would accept it."""
     if inspection.verdict.verdict == "impossible" and (inspection.row or not inspection.survey.refused):
         return _impossible(inspection)
     counts = inspection.survey.problems | {name: count for name, count in counted.problems.items() if count is not None}
@@ -312,7 +312,7 @@ def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None
 
 
 def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
-    """The command that leaves out the rejected rows, unless no row would remain or nobody can count them."""
+    """The command that leaves out the rejected rows. If that is not possible or no row would remain, another hint."""
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return token_stats.way_to_answers(lengths, inspection.recipe.max_length, counted.context)
@@ -338,7 +338,7 @@ def _impossible(inspection: Inspection) -> UsageError:
         error.expected = "the columns of that method, as references/datasets.md has them"
     if "sft" in others:
         error.hint = shlex.join(["skill-train", "data", inspection.recipe.data, "--method", "sft"])
-    elif inspection.method == "sft" and inspection.detected is not None:  # a column of pictures stands beside its own
+    elif inspection.method == "sft" and inspection.detected is not None:  # the dataset also has a column of pictures
         error.hint = columns_alone(inspection.detected)
     elif others and (others != ["grpo"] or len(inspection.row) == 1):
         error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
@@ -346,7 +346,7 @@ def _impossible(inspection: Inspection) -> UsageError:
 
 
 def _next(inspection: Inspection) -> list[str]:
-    """The next command after a good answer: write the mapped file if needed, or else plan if the model is known."""
+    """The next command after a good answer: write the mapped file if needed, or else plan if a model was given."""
     if inspection.verdict.verdict == "needs_mapping":
         return [_fix_command(inspection)]
     file = [str(inspection.file)] if inspection.file else []
@@ -359,9 +359,9 @@ def _next(inspection: Inspection) -> list[str]:
 
 
 def _next_with_fixed(inspection: Inspection, fixed: Path) -> str:
-    """The next command for the written file, which has one split. A recipe that was read is kept for its settings."""
+    """The next command for the written file, which has one split. It uses the recipe file again, for its settings."""
     recipe = dataclasses.replace(inspection.recipe, split=Recipe.split)
-    file = [str(inspection.file)] if inspection.file and recipe.data_file is None else []  # which only the Hub has
+    file = [str(inspection.file)] if inspection.file and recipe.data_file is None else []  # data_file is for the Hub
     flags = _flags(recipe) + (["--split", Recipe.split] if file and inspection.recipe.split != Recipe.split else [])
     if inspection.method != "sft" or not recipe.model:
         named = ["--recipe", *file] if file else []

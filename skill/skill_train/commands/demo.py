@@ -38,8 +38,8 @@ from skill_train.verify.check import worst
 METHODS = ("text", "vision")
 QUANTS = {"text": "f16,q8_0,q4_k_m", "vision": "f16,q4_k_m"}
 RUN_DIRS = {"text": Path("runs/demo"), "vision": Path("runs/demo-vision")}
-LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
-NOT_KNOWN = 0.1  # and the base must not
+LEARNED = 0.9  # least share of held-out rows that every stage after training must answer exactly
+NOT_KNOWN = 0.1  # largest share that the base may answer exactly
 _FILES = 3  # rows of the table before the first file: base, adapter, merged
 
 
@@ -54,7 +54,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """Of the run: that of the method, if none was given."""
+        """The folder of the run: the given one, or the default of the method."""
         return self.run_dir or RUN_DIRS[self.method]
 
 
@@ -65,7 +65,7 @@ class _Chain:
     trained: TrainRecord
     merged: MergeRecord
     exported: dict[str, ExportedFile]  # the GGUF files of the language model, by their names in the run
-    projector: dict[str, ExportedFile]  # the file that each of them needs for pictures; empty for a model of text
+    projector: dict[str, ExportedFile]  # the file that they all need for pictures; empty for a model of text
     proof: Proof
 
 
@@ -101,7 +101,7 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     plan = local.plan_of(console, resources.demo(method) / "recipe.yaml")
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
-    matrix = NONE if method == "vision" else None  # all of its rows have pictures, of which there is no matrix
+    matrix = NONE if method == "vision" else None  # rows with pictures give no importance matrix
     export_gguf.export_run(console, run, ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
     exported = export_record.outputs(run.path, "convert", "quantize")
     projector = export_record.outputs(run.path, "mmproj") if method == "vision" else {}
@@ -152,7 +152,7 @@ def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
 
 
 def _row(stage: str, size: int, model_figures: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:
-    assert model_figures.exact_match is not None  # each row of the demo asks
+    assert model_figures.exact_match is not None  # every row of the demo has a question
     return Stage(
         stage=stage,
         bytes=size,
@@ -165,9 +165,9 @@ def _row(stage: str, size: int, model_figures: ModelFigures, kl: float | None, v
 
 
 def _proven(proof: Proof, name: str, projector: str | None) -> tuple[float | None, Verdict]:
-    """The mean KL to the trained model, and the worst verdict, of one file.
+    """The mean KL of one file to the trained model, and its worst verdict.
 
-    With a projector the two are judged as a pair: the KL is that of the text behind a picture, given the same pixels.
+    With a projector the two files are judged as a pair: the KL is that of the text after a picture, on equal pixels.
     """
     checks = [check for check in proof.checks if check.file in (name, projector)]
     judged, figure = ("logits", "trained_kl") if projector is None else ("pictures", "mean_kl")
@@ -181,8 +181,8 @@ def _bytes(folder: Path) -> int:
 
 
 def _missed(table: list[Stage], run: RunDir) -> VerificationFailed | None:
-    """The stages without the expected result: unknown before the training, learned after it, kept and measured in every
-    file."""
+    """The error if a stage has not the expected result: the base does not know the answers, every later stage does, and
+    every file has a measured KL."""
     base, after = table[0], table[1:]
     bad = [base] if base.exact_match > NOT_KNOWN else []
     bad += [row for row in after if row.exact_match < LEARNED or row.verdict == "fail"]

@@ -18,7 +18,7 @@ from skill_train.run.earlier_start import require_as_trained
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
-_SHOWN = 60  # characters of a value; the files hold the whole
+_SHOWN = 60  # characters of a value; the files have the whole value
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _refusal(comparison: Comparison) -> VerificationFailed | None:
 
 
 def _hint(comparison: Comparison) -> str:
-    """The hint. A model folder and a Hub id may have the same bytes, which the runs do not show."""
+    """The hint. A model folder and a Hub id may have the same bytes, but the records do not show it."""
     facts = {each.fact for each in comparison.recipe}
     for key, revision in _NAMES.items():
         if f"recipe.{key}" in facts and facts <= {"recipe.hash", f"recipe.{key}", revision}:
@@ -96,7 +96,7 @@ def _text(value: Any) -> str | float | bool | None:
 
 
 def _opened(path: Path) -> RunDir:
-    """The run directory. The files of a job have to be fetched first."""
+    """The run directory. For the id of a job, the error says to fetch its files first."""
     if not path.exists() and re.fullmatch(r"([\w.-]+/)?[0-9a-f]{24}", str(path)):
         raise UsageError(
             f"{path} is a job, and its files have not been fetched",
@@ -108,7 +108,7 @@ def _opened(path: Path) -> RunDir:
 
 
 def _read(run: RunDir) -> ComparedRun:
-    """What is compared. The weights are compared by their records, so those that are there must be as recorded."""
+    """The files to compare. The weights are compared by their records, so existing weights must match their record."""
     compared = read_run(run)
     if compared.train is not None:
         there = [name for name in compared.train.outputs if (run.path / name).exists()]

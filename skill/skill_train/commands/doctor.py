@@ -27,7 +27,7 @@ from skill_train.run.folder import installed
 if TYPE_CHECKING:
     from skill_train.commands._doctor_self_test import SelfTest
 
-_TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
+_TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, and longer from a network disk
 
 _TRAIN, _GGUF = checks.EXTRAS["train"], checks.EXTRAS["gguf"]
 
@@ -71,7 +71,7 @@ def doctor(options: DoctorOptions, console: Console) -> Result:
 
 
 def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
-    """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
+    """All checks in the order of the steps. The slow checks (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
     from skill_train.llama import get_converter
 
@@ -112,7 +112,7 @@ def _short(check: DoctorCheck) -> dict[str, str]:
 
 
 def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | None], dict[str, str]]:
-    """Which commands this installation can run (None if unknown), and the reason for each that is not True."""
+    """Whether this installation can run each command (None if unknown), and the reason for each that is not True."""
     verdicts = {check.name: check for check in done}
     base, train, gguf = (verdicts.get(name) for name in ("packages", "packages [train]", "packages [gguf]"))
     no_train = _lacking(train, _TRAIN) or _fault(verdicts.get("torch"))
@@ -136,7 +136,7 @@ def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | N
 
 
 def _lacking(check: DoctorCheck | None, command: str) -> str:
-    """The command that installs missing packages; empty if none is missing. Another version may still work."""
+    """The command that installs missing packages; empty if none is missing. A package of another version may work."""
     return command if check is not None and "missing" in check.found else ""
 
 

@@ -1,4 +1,4 @@
-"""`evaluate`: base, tuned model and GGUF files of a run on its held-out rows."""
+"""`evaluate`: measures the base, the tuned model and the GGUF files of a run on its held-out rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Row, read_rows
 
 ROWS = 100
-_SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
+_SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of a row; the record has all
 _DIGITS = 6
 _NAMED = 5  # lines of rows in a warning
 _Figures = TypeVar("_Figures", ModelFigures, FigureDifference)
@@ -82,7 +82,7 @@ def evaluate(options: EvaluateOptions, console: Console) -> Result:
 
 
 def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
-    """What the run still lacks, the page about it, and the Hub where the recipe names a place there."""
+    """The next commands: the missing step of the run, the report, and push if the recipe names a repository."""
     step = "export-gguf" if not opened.ggufs else "verify" if not opened.record("verify").is_file() else None
     steps = [step, "report"] if step else ["report"]
     to_hub = plan.policy.hub_model_id and not plan.policy.sensitive
@@ -138,7 +138,7 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
 
 
 def _warn_of_unscored(console: Console, evaluation: Evaluation) -> None:
-    """Names the rows whose own answer has no match of the pattern, or is no JSON."""
+    """Warns of rows whose expected answer has no match of the pattern, or is not JSON."""
     asked = [row for row in evaluation.answers if row.scores]
     lines = [str(row.line) for row in asked if set(row.scores.values()) == {None}]
     pattern = evaluation.options.pattern
@@ -152,12 +152,12 @@ def _warn_of_unscored(console: Console, evaluation: Evaluation) -> None:
 
 
 def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
-    """What reads the pictures of held-out rows; None where they have none."""
+    """The settings for reading the pictures of held-out rows; None if they have none."""
     return pictures_of_run(run, base) if any(row.get("images") for row in rows) else None
 
 
 def _require_exported(run: RunDir, models: list[Model]) -> None:
-    """Refuses a file that was replaced since its export or merge: its figures would stand beside another file."""
+    """Refuses a file that was replaced since its export or merge: its figures would be those of another file."""
     asked = {path.resolve() for model in models for path in (model.path, model.projector) if path is not None}
     record = run.record("merge")
     if run.merged.resolve() in asked and record.is_file():
@@ -176,7 +176,7 @@ def _require_exported(run: RunDir, models: list[Model]) -> None:
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
-    """The tuned model: trained whole, or merged from the adapter that is there now, or else the base with it on top."""
+    """The tuned model: fully trained, or merged from the current adapter, or else the base with the adapter on top."""
     if run.is_full:
         return Model("tuned", run.merged)
     if (run.merged / "config.json").is_file() and _is_merged(run):
@@ -185,7 +185,7 @@ def tuned_of(run: RunDir, base: Path) -> Model:
 
 
 def _is_merged(run: RunDir) -> bool:
-    """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
+    """Whether the merged model has the current adapter: another one may have been trained in the folder since."""
     record = run.record("merge")
     read = merge_record.read(record).inputs.adapter if record.is_file() else {}
     files = [run.adapter / name for name in read]
@@ -193,7 +193,7 @@ def _is_merged(run: RunDir) -> bool:
 
 
 def _files(paths: list[Path]) -> list[Model]:
-    """GGUF files under their own names; the whole path where two are called alike."""
+    """GGUF files by their names, or by their whole paths if two have the same name."""
     names = [path.name for path in paths]
     models = [Model(path.name if names.count(path.name) == 1 else str(path), path) for path in paths]
     for model in models:
@@ -209,7 +209,7 @@ def _files(paths: list[Path]) -> list[Model]:
 
 
 def _shown(evaluation: Evaluation) -> Evaluation:
-    """The record as far as it is shown: figures to six digits, and the beginning of a few answers side by side."""
+    """The part of the record that is shown: figures with six digits, and the beginnings of a few answers."""
     return msgspec.structs.replace(
         evaluation,
         models=[_rounded(model) for model in evaluation.models],
@@ -232,7 +232,7 @@ def _beginning(row: AnsweredRow) -> AnsweredRow:
 
 
 def _data(run: RunDir, shown: Evaluation, *, reused: bool) -> dict[str, object]:
-    """What is shown in at most 8 KB; a score and its rows where a second score was asked for."""
+    """The answer, in at most 8 KB. It has `score` and `scored_rows` only if a second score was requested."""
     left_out = {"why", "asked_rows", *(() if shown.score else ("score", "scored_rows"))}
     models = [msgspec.structs.asdict(model) for model in shown.models]
     return {

@@ -1,4 +1,4 @@
-"""`export-gguf`: from a trained run, or a model folder, to GGUF files and the Modelfile of Ollama."""
+"""`export-gguf`: makes GGUF files and Ollama's Modelfile from a trained run or a model folder."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def export_gguf(options: ExportOptions, console: Console) -> Result:
 
 
 def _refuse_file_options(options: ExportOptions) -> None:
-    """Refuses options that an adapter alone would ignore: it is one file, of one type."""
+    """Refuses options that --lora ignores: an adapter is one file of one type."""
     allowed = ("run", "lora", "llama_cpp", "fetch")
     ignored = [name for name, value in vars(options).items() if name not in allowed and value is not None]
     if ignored:
@@ -111,7 +111,7 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     from skill_train.gguf.quant_types import type_names
 
     if not (model / "config.json").is_file():
-        open_run(model)  # says what is missing
+        open_run(model)  # raises the error
     if options.lora:
         raise UsageError(
             f"--lora converts the adapter of a run, and {model} is a model folder",
@@ -136,7 +136,7 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
 
 
 def _modelfile_type(options: ExportOptions) -> str | None:
-    """The type in --modelfile by llama.cpp's name. The name of a mix stays as it is."""
+    """The type in --modelfile, by llama.cpp's name. The name of a mix is not changed."""
     from skill_train.gguf.quant_types import plain_type
 
     chosen = options.modelfile
@@ -144,7 +144,7 @@ def _modelfile_type(options: ExportOptions) -> str | None:
 
 
 def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
-    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`."""
+    """Merges the adapter if that is not done yet, then converts and quantizes into `gguf/`."""
     from skill_train.gguf.convert_projector import require_projector
     from skill_train.gguf.quant_types import type_names
 
@@ -177,8 +177,8 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[str]) -> None:
-    """Puts files aside that no record describes. A kill may also come between one of several files and their record,
-    which then names the others alone."""
+    """Renames files that no record describes. A kill may also come between one of several files and their record, which
+    then names only the others."""
     for kind in CHOICES:
         put_aside(console, run.gguf / f"mmproj-{name}-{kind}.gguf", run.record("mmproj"))
     for kind in UNQUANTIZED:
@@ -193,18 +193,18 @@ def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[
 
 
 def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
-    """Says what will be on disk before anything is written, and refuses what has no room there."""
+    """Shows the sizes of the files before anything is written, and refuses if the disk has no room for them."""
     from skill_train.model.folder import read_model
 
     if run.record("merge").is_file():
-        return  # the steps that are left each ask for their own
+        return  # each later step checks the room for its own files
     with console.progress("exporting") as progress:
         sizes = export_room.room(read_model(base_of(run)), types, mix)
         progress(0, 1, export_room.require_room(sizes, run.path))
 
 
 def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Result:
-    """Converts, quantizes, and writes the Modelfile. `ready` is a converter that waits for its model."""
+    """Converts, quantizes, and writes the Modelfile. `ready` is a started converter that waits for its model."""
     from skill_train.gguf import convert, ollama_modelfile
 
     converted, tokenizer, projected = _convert(console, task, tools, ready)
@@ -214,7 +214,7 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
     outputs = listed(recorded_files, task.records)
     projector = listed(projected.record.outputs, task.records)[0] if projected else None
-    # A converter whose command was killed may have begun its part after the next command looked.
+    # A converter whose command was killed may have begun its temporary file after this command looked for such files.
     for output in [*outputs, *([projector] if projector else [])]:
         remove_leftovers(Path(output["path"]))
     answer, nothing_fits = shipped(task, outputs, source, projector, console)
@@ -248,8 +248,8 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
 def _convert(
     console: Console, task: Export, tools: Any, ready: Any
 ) -> tuple[StepResult[ExportRecord], Any, StepResult[ExportRecord] | None]:
-    """The unquantized file, the tokenizer, which is read meanwhile (both use one core), and the projector's file. That
-    is made before the language model has its name, and llama.cpp loads both."""
+    """Makes the unquantized file and the projector's file, and reads the tokenizer meanwhile (each uses one core). The
+    projector is made, and llama.cpp loads both files, before the language model gets its final name."""
     from skill_train.gguf import convert, ollama_modelfile
     from skill_train.gguf.convert_projector import ProjectorRequest, convert_projector
 

@@ -1,4 +1,4 @@
-"""`local`: reads the facts, plans, trains on this machine, and gives the smoke verdict."""
+"""`local`: reads the facts, plans, trains on this machine, and reports the smoke verdict."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def local(options: LocalOptions, console: Console) -> Result:
     if options.run_dir is not None:
         cloud_record.require_not_submitted(RunDir(options.run_dir))
         alone = options.recipe is None and None in (options.model, options.data)
-        if options.resume and alone and not options.goes_on:  # settings beside the recipe of the run
+        if options.resume and alone and not options.goes_on:  # the options change settings of the run's own recipe
             run = open_run(options.run_dir)
             options = dataclasses.replace(options, recipe=run.recipe if run.recipe.is_file() else run.plan)
     plan = _plan(options, console)
     folder = _run_at(options.run_dir or _default_run_dir(plan))
     trained = _train(options, console, folder, plan)
-    plan = plan_record.read(folder.plan)  # a run that had begun keeps the one it began with
+    plan = plan_record.read(folder.plan)  # a run that had begun keeps its original plan
     epochs = _epochs(plan, trained.record)
     _warn(options, console, plan, trained.record)
     warn_of_base_rows(console, folder)
@@ -143,7 +143,7 @@ def _run_at(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
-    """If the folder holds another run, sets the hint to the same command with a new folder and without --resume."""
+    """If the folder holds another run, the hint becomes the same command with a new folder and without --resume."""
     try:
         yield
     except UsageError as error:
@@ -153,7 +153,7 @@ def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
 
 
 def _plan_to_go_on_with(folder: Path) -> Plan:
-    """The original plan of a run. An unfinished run needs its original model and data."""
+    """The original plan of a run. Refuses an unfinished run whose model, data or recipe has changed."""
     try:
         run = open_run(folder)
     except UsageError as error:
@@ -176,12 +176,12 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
 
 
 def _epochs(plan: Plan, record: TrainRecord) -> float:
-    """How often the training saw each row."""
+    """How many times the training saw each row."""
     return record.steps * plan.recipe.effective_batch_size / record.data.train_rows
 
 
 def _steps_were_set(plan: Plan) -> bool:
-    """Whether the user set the steps. Otherwise the plan computed them from epochs and gives that as the reason."""
+    """Whether the user set the steps. Otherwise the plan has a reason for them: it computed them from epochs."""
     return all(reason.rule != "max_steps" for reason in plan.reasons)
 
 
@@ -194,19 +194,19 @@ def _whole_training(options: LocalOptions) -> list[str]:
 
 
 def _is_finished(run: RunDir, plan: Plan) -> bool:
-    """Whether the run is finished, so that nothing needs memory."""
+    """Whether a run of this recipe is finished, so that no memory is needed."""
     done = run.plan.is_file() and run.record("train").is_file() and run.tuned.is_dir()
     return done and plan_record.read(run.plan).recipe_hash == plan.recipe_hash
 
 
 def plan_of(console: Console, recipe: Path, **values: object) -> Plan:
-    """The plan of a recipe, with these values instead of its own."""
+    """The plan of a recipe. `values` replace its own values."""
     with mapping_in(recipe):
         return plan_with_files(console, load_recipe(recipe, values), HERE)
 
 
 def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> StepResult[TrainRecord]:
-    """Trains a plan in its run directory, and shows the reason for each value."""
+    """Trains a plan in its run directory, shows the reason for each value, and remembers the measured speed."""
     from skill_train.train.local import train
 
     for reason in plan.reasons:

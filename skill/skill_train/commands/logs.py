@@ -1,4 +1,4 @@
-"""`logs`: the log of a job, past and future lines."""
+"""`logs`: shows the log of a job, and follows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skill_train.commands._command import MOST_COUNTED, RUN, Whole, argument, co
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 
-_LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
+_LOG_BYTES = 6000  # bytes of log lines in a JSON answer, which has at most 8 KB
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def logs(options: LogsOptions, console: Console) -> Result:
         "left_out": min(count, tail or count) - len(shown),
     }
     following = [f"skill-train {'wait' if cloud.now.live else 'status'} {cloud.word}"]
-    return Result(data, next=following if console.mode == "json" else [])  # a person is shown the lines alone
+    return Result(data, next=following if console.mode == "json" else [])  # a person sees only the lines
 
 
 def _that_fit(lines: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`merge`: an adapter into its base, tensor by tensor, checked against base + adapter."""
+"""`merge`: merges an adapter into its base, tensor by tensor, and checks the result against base + adapter."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
 
 
 def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
-    """The answer, with the run or the folder that can be exported."""
+    """Builds the answer. `exported` is the run or the folder that the next command exports."""
     record = merged.record
     weights = {name: digest for name, digest in record.outputs.items() if name.endswith(".safetensors")}
     data = {

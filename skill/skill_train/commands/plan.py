@@ -65,7 +65,7 @@ _DEVICE_OPTIONS = ("for_device", "memory", "bandwidth", "context", "max_size", "
 
 @dataclass(frozen=True)
 class _WhereOptions(RecipeFlags):
-    """What the help shows before the options of a device."""
+    """The options that the help shows before the options of a device."""
 
     recipe: Path | None = argument(PATH, required=False)
     device: str | None = device_option()
@@ -125,7 +125,7 @@ def _with_pictures(plan: Plan) -> tuple[Plan, Listed | None]:
     """The plan, with a blocker if its pictures cannot be sent to a job, and the files that would be sent."""
     if plan.where != "cloud" or not plan.recipe.images or plan.fingerprints["data"] is None:
         return plan, None
-    from skill_train.cloud.stage_data import list_files  # what a plan without pictures need not load
+    from skill_train.cloud.stage_data import list_files  # a plan without pictures need not load it
 
     try:
         return plan, list_files(Path(plan.recipe.data), plan.recipe)
@@ -162,12 +162,12 @@ def _plan_of_run(folder: Path, options: PlanOptions) -> Result:
 def _on_device(
     question: DeviceQuestion | None, plan: Plan, types: list[str] | None
 ) -> tuple[DeviceAnswer | None, DecisionNeeded | None]:
-    """Each file that could be exported, on the device that it is for, and the error where none fits."""
+    """The answer about the files that could be exported for the device, and the error if none fits."""
     if question is None:
         return None, None
     model, question = plan.facts.model, dataclasses.replace(question, pictures=plan.recipe.images)
     if types is None:
-        question = with_i_quants(question, model, matrix=True)  # of the rows that are trained on
+        question = with_i_quants(question, model, matrix=True)  # the matrix will be computed from the training rows
         types = [*CANDIDATES, *question.i_quants]
     return answer_of(question, [estimated(question, model, quant) for quant in types])
 
@@ -220,19 +220,19 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
-    """Whether a job would need a model folder of this machine."""
+    """Whether the plan's job needs a model folder that exists only on this machine."""
     return plan.where == "cloud" and plan.fingerprints["model"] is not None
 
 
 def _next(plan: Plan, options: PlanOptions) -> list[str]:
-    """The command that runs this plan, or the same recipe if no plan was written; none if it is known to fail."""
+    """The command that runs this plan, or its recipe if no plan was written. Empty if that command would fail."""
     if _is_out_of_reach(plan) or lacking(plan.recipe.model, plan.facts.model):
         return []
     command = "local" if plan.where == "local" else "submit"
     if options.out is not None:
         return [shlex.join(["skill-train", command, str(options.out)])]
     values = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
-    if plan.where == "cloud":  # the machine of the plan, and nothing of this one
+    if plan.where == "cloud":  # the flavor of the plan replaces the device of this machine
         values = {key: value for key, value in values.items() if key != "device"} | {"flavor": plan.flavor}
     return [shlex.join(words_of(command, options.recipe, values))]
 
@@ -266,8 +266,8 @@ def _reasons(plan: Plan) -> list[Reason]:
 
 
 def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed | None = None) -> None:
-    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file; for a
-    finished run also its `actual` figures."""
+    """Draws the decision with its reasons, the parts of memory and time, the cost, and the needs of each file. A
+    finished run also has `actual` figures."""
     where = plan.where + (f" ({plan.flavor})" if plan.flavor else "")
     rules = rich_table(title=f"train: {where}")
     rules.add_column("rule", no_wrap=True)
@@ -338,5 +338,5 @@ def _ends(value: Estimate, text_of: Callable[[float], str]) -> tuple[str, str, s
 
 
 def _duration(seconds: float) -> str:
-    """As `duration` writes an estimate, but with a tenth of a minute."""
+    """As `duration` for an estimate, but minutes have one decimal."""
     return f"{seconds / 60:.1f} min" if 90 <= seconds < 5400 else duration(seconds, estimated=True)

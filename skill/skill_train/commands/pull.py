@@ -1,4 +1,4 @@
-"""`pull`: fetches the files of a cloud run, with their digests checked."""
+"""`pull`: fetches the files of a cloud run, and checks their digests."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def pull(options: PullOptions, console: Console) -> Result:
 
 
 def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, list[str]]:
-    """Fetches; returns `pull.json` and the names of the files that came. The result may only be in the repository,
-    because the bucket took no files, or somebody changed them."""
+    """Fetches the files. Returns `pull.json` and the names of the new files. The result may exist only in the
+    repository, because the bucket accepted no files, or because its files were changed."""
     from skill_train.cloud import pull
 
     try:
@@ -96,7 +96,7 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     if not why:
         return from_repository(cloud, here)
     if there is None:
-        completed = cloud.now.stage == "COMPLETED"  # of such a job, `status` says `pull`
+        completed = cloud.now.stage == "COMPLETED"  # for such a job, `status` suggests `pull`
         helps = "wait" if cloud.now.live else "resume" if completed else "status"
         raise missing or pull.nothing_kept(here.path, why, helps)
     console.status(why)

@@ -53,13 +53,13 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class _Push:
-    """The files of a push, and what its card says."""
+    """The files of a push, and the facts of its card."""
 
     run: RunDir
     recipe: ResolvedRecipe
-    facts: CardFacts  # without the licence, which the Hub is asked for later
+    facts: CardFacts  # without the licence, which is read later
     files: list[PushFile]
-    left_out: list[str]  # files of the run that are not of a model or an adapter
+    left_out: list[str]  # files of the run that do not belong to a model or an adapter
 
     def data(self) -> dict[str, object]:
         return {
@@ -84,7 +84,7 @@ class _Push:
 )
 def push(options: PushOptions, console: Console) -> Result:
     """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
-    with locked(open_run(options.run), "push"):  # the files that are sent are those whose digests the proof has
+    with locked(open_run(options.run), "push"):  # no step can change the files between the check and the upload
         return _push_locked(options, console)
 
 
@@ -117,13 +117,13 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
         console.warn("other_files", f"{facts.repo} also holds {named}, not of this push; its card is silent on them")
     try:
         _record(push, sent)
-    except OSError as error:  # it is done, and is not undone by this
+    except OSError as error:  # only a warning, because the push is done
         console.warn("not_recorded", f"{facts.repo} has the files, but push.json could not be written: {error}")
     return Result(push.data() | asdict(sent), quiet=sent.url)
 
 
 def gathered(options: PushOptions, console: Console) -> _Push:
-    """The files and records to push, from which the card is made."""
+    """The files and records to push, and the facts for the card."""
     folder = open_run(options.run)
     training, plan = trained(folder), plan_record.read(folder.plan)
     base_of = sensitive_run(plan.recipe.model)
@@ -185,13 +185,13 @@ def _repository(repo: str | None, run: Path) -> str:
 
 
 def _base(recipe: ResolvedRecipe) -> tuple[str, bool]:
-    """`(name of the base, whether the Hub has it)`; only the name for a folder."""
+    """The name of the base, and whether it is on the Hub. For a folder, the name is that of the folder."""
     path = Path(recipe.model)
     return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe.model, True)
 
 
 def card_file(push: _Push, half: str) -> PushFile:
-    """The card of the repository. `half` says what is missing of a pair of files."""
+    """The card of the repository. `half` is the sentence about a missing model or projector, or empty."""
     facts = push.facts
     licence = upload.licence_of(facts.base) if facts.base_on_hub else upload.licence_in(Path(push.recipe.model))
     reason = "as its card says" if licence else "the card of the base names none, or could not be read"

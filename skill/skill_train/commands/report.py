@@ -1,4 +1,4 @@
-"""`report`: an HTML page about one or more runs."""
+"""`report`: writes an HTML page about one or more runs."""
 
 from __future__ import annotations
 

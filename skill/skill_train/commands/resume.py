@@ -118,14 +118,14 @@ def _budget(options: ResumeOptions, ended: Snapshot) -> tuple[Budget, str]:
 
 
 def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
-    """The given `--max-cost`, or else that of the last job that had one, in any folder."""
+    """The given `--max-cost`, or else the limit of the last job that had one."""
     if options.max_cost is not None:
         return options.max_cost
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
 
 
 def _ended_job(cloud: CloudRun, run: RunDir, console: Console) -> Snapshot:
-    """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
+    """The state of the run. A completed job without a result also gets a `story`, because the run is not finished."""
     ended = snapshot(cloud, console)
     if ended.story is not None or _has_result(cloud, run, console):
         return ended
@@ -138,11 +138,12 @@ def _ended_job(cloud: CloudRun, run: RunDir, console: Console) -> Snapshot:
 
 
 def _has_result(cloud: CloudRun, run: RunDir, console: Console) -> bool:
-    """Whether the result is here, or comes here now: what a bucket or a repository has may have been changed since."""
+    """Whether the result is on this machine, or can be fetched now. A changed file in the bucket or the repository does
+    not count."""
     with contextlib.suppress(UsageError):
         trained(run)
         return True
-    with contextlib.suppress(VerificationFailed):  # a file of it is gone, or is another one
+    with contextlib.suppress(VerificationFailed):  # a file of the result is missing or was changed
         there = bucket.stored_run(cloud.record)
         if there is not None and there.state == "done":
             from_bucket(console, run, there)
@@ -155,8 +156,8 @@ def _has_result(cloud: CloudRun, run: RunDir, console: Console) -> bool:
 
 
 def _require_program(cloud: CloudRun) -> None:
-    """Refuses a job whose program and plan are gone from the bucket: it would end in its first minute, which is paid. A
-    bucket that may not be read says nothing."""
+    """Refuses a job whose program and plan are gone from the bucket: it would fail in its first minute, which is paid.
+    A bucket that the token may not read is not checked."""
     record = cloud.record
     if record.folder is None:
         return
@@ -173,8 +174,8 @@ def _require_program(cloud: CloudRun) -> None:
 
 
 def _require_data(cloud: CloudRun, run: RunDir) -> None:
-    """Refuses a job whose data is gone from the Hub, or is no longer whole: it would end in its first minute too. A
-    place that may not be read says nothing."""
+    """Refuses a job whose data is gone from the Hub or incomplete: it would fail in its first minute too. A place that
+    the token may not read is not checked."""
     data = cloud.record.data
     if data is None:
         return
@@ -192,7 +193,7 @@ def _require_data(cloud: CloudRun, run: RunDir) -> None:
 
 
 def _way_back(cloud: CloudRun, data: CloudData, here: Path) -> str:
-    """The command that brings the data back: a file that is still here as it was, or a new run."""
+    """The command that restores the data: it uploads a single file that is here unchanged, or starts a new run."""
     if data.files == 1 and here.is_file() and stage_data.stage(here).name == data.folder:
         place = f"hf://buckets/{data.bucket}/{data.folder}/{here.name}"
         return f"bring it back, and run the same command again: hf buckets cp {quoted(here)} {quoted(place)}"
@@ -200,7 +201,7 @@ def _way_back(cloud: CloudRun, data: CloudData, here: Path) -> str:
 
 
 def _remaining(ended: Snapshot, flavor: str) -> Need:
-    """The remaining time of the run by its measured speed, and a timeout for it."""
+    """The remaining time of the run, by its measured speed, and a timeout for it."""
     measured, from_step = ended.speed, ended.kept_step
     before = ended.cloud.job.timeout_seconds or (ended.plan.timeout_seconds if ended.plan else None)
     same = flavor == ended.cloud.job.flavor
@@ -218,7 +219,7 @@ def _remaining(ended: Snapshot, flavor: str) -> Need:
 
 
 def _check_flavor(ended: Snapshot, flavor: str | None) -> None:
-    """Refuses a flavor that does not exist, and the same flavor after memory ran out."""
+    """Refuses a flavor that does not fit the run's plan, and the same flavor after memory ran out."""
     story, cloud = ended.story, ended.cloud
     offered = flavors.current(live=False)[0]
     if story is not None and story.remedy in ("gpu", "ram") and flavor is None:
@@ -246,12 +247,12 @@ def _check_flavor(ended: Snapshot, flavor: str | None) -> None:
 
 
 def _price(flavor: str) -> Price:
-    offered, source = flavors.current(live=True, max_age=0)  # a ceiling holds for the price of now
+    offered, source = flavors.current(live=True, max_age=0)  # --max-cost must hold at the current price
     return Price(next((each.usd_per_hour for each in offered if each.name == flavor), None), source)
 
 
 def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
-    """This command without a timeout, with the given limit or that of the last job."""
+    """The command of this resume, without a timeout."""
     words = ["skill-train", "resume", cloud.word]
     words += ["--flavor", flavor] if flavor != cloud.job.flavor else []
     words += ["--max-cost", f"{max_cost:g}"] if max_cost is not None else []
@@ -259,7 +260,7 @@ def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
 
 
 def _agreement(ended: Snapshot, budget: Budget, options: ResumeOptions, command: str) -> Result:
-    """The answer without --yes, or beyond what was agreed to: the new job, its cost, the command that starts it."""
+    """The answer without --yes, or if the cost is above the agreed amount: the new job, its cost, and its command."""
     cloud, cost = ended.cloud, budget.as_dict()
     command += f" --timeout {options.timeout} --yes" if options.timeout else " --yes"
     if budget.to_agree is not None and _ceiling(options, cloud.record) is None:  # --max-cost is a bound too

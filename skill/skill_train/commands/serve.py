@@ -1,4 +1,4 @@
-"""`serve`: a GGUF file behind OpenAI's protocol, with its own template and its model's own sampling."""
+"""`serve`: serves a GGUF file with OpenAI's protocol, its own template, and its model's own sampling."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None)
 
 
 def _prompts(chosen: Chosen, gguf: GgufFile) -> GgufPrompts:
-    """The file's own template, which writes the prompts that transformers writes: tried on many conversations.
+    """The file's own template. It is tried on many conversations, and must write the same prompts as transformers.
 
     Raises:
-        UsageError: the file has none, or one that writes no prompt.
-        VerificationFailed: it writes others.
+        UsageError: the file has no template, or the template writes no prompt.
+        VerificationFailed: the template writes other prompts.
     """
     from skill_train.reference.load import load_tokenizer
     from skill_train.verify.check_template import CONVERSATIONS

@@ -123,7 +123,7 @@ def _all_places(target: str | None, scope: str | None) -> Iterator[Path]:
 
 
 def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
-    """The folder of the skill, and the place for a link to it."""
+    """The folder of the skill, and the place for a link to it; None without a link."""
     root = Path.home() if scope == "global" else Path.cwd()
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or root / ".claude") if scope == "global" else root / ".claude"
     if target == "agents":
@@ -143,12 +143,12 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
 
 
 def _unlinked(place: Path) -> Path:
-    """The places without links to another one: a link and its target are one copy."""
+    """The place behind a link, because a link and its target are one copy."""
     return place.resolve() if place.is_dir() else place
 
 
 def _shown_place(place: Done | Copy) -> dict[str, object]:
-    """A place in the answer. Lists of files are left out where they are empty."""
+    """A place in the answer. Empty lists of files are left out."""
     values = dataclasses.asdict(place) | {"path": str(place.path)}
     return {key: value for key, value in values.items() if value or key == "version"}
 

@@ -1,4 +1,4 @@
-"""`status`: the progress of a run, local or a job. On a terminal it repeats until the run has ended."""
+"""`status`: shows the progress of a local run or a job. On a terminal it repeats until the run has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from skill_train.run.earlier_start import require_as_trained, require_trained_re
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
-# Pauses between two questions. A job takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
+# Pauses between two looks. For a job, a look takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 _READ_BYTES = 1_000_000  # a file of at most this size is read whole
 _LATELY_SECONDS = 300.0
@@ -55,11 +55,11 @@ def status(options: StatusOptions, console: Console) -> Result:
 
 
 def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
-    first_seen: CloudRun | None = cloud  # it was asked for a moment ago
+    first_seen: CloudRun | None = cloud  # a fresh state, which the first look can use
 
     def state_now() -> tuple[Result, bool]:
         nonlocal first_seen
-        waiting.well()  # what the last question waited in vain does not count
+        waiting.well()  # the time that the last look waited in vain does not count
         state = snapshot(first_seen or find_run.with_current_job(cloud), console)
         first_seen = None
         return state_result(state.data(), state.next()), state.now.live
@@ -74,7 +74,7 @@ def _local_state(run: RunDir) -> tuple[Result, bool]:
     failed = data["stage"] == "COMPLETED" and data["why"]
     commands = [] if failed else [following]
     if data["stage"] == "ELSEWHERE":
-        from skill_train.cloud.elsewhere import skypilot  # late: `status` of a run here does without it
+        from skill_train.cloud.elsewhere import skypilot  # imported late, because a local run does not need it
 
         commands = list(skypilot.ways_to(run.path) or commands)
     return state_result(data, commands), data["stage"] == "RUNNING"
@@ -124,6 +124,6 @@ def _changed(run: RunDir) -> UsageError | None:
 
 
 def _fresh(metrics: Path) -> bool:
-    """Whether a step was written recently. Used where no lock shows that a process is running."""
+    """Whether a step was written in the last 5 minutes, for folders in which no lock shows a running process."""
     seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
     return seconds is not None and seconds < _LATELY_SECONDS

@@ -1,4 +1,4 @@
-"""`submit`: plans for the cloud, checks, shows cost and uploads, and starts the job once these are accepted."""
+"""`submit`: plans for the cloud, checks, shows cost and uploads, and starts the job when the user accepts them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     except AccessError as error:
         priced = budget_of(
             options, plan, flavors.known_flavor(plan.flavor), timeout
-        )  # too much is too much, whoever pays
+        )  # raises if --max-cost is too low, even without an account
         return _submit_answer.not_allowed(priced, error)
     order = order_of(options, plan, account)
     if options.force_new:
@@ -80,10 +80,10 @@ def submit(options: SubmitOptions, console: Console) -> Result:
 def _job_answer(
     console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
 ) -> Result:
-    """The answer with a started or existing job. It has an error if the job ended without a result."""
+    """The answer about a started or existing job. It has an error if the job ended without a result."""
     if sent.reused and sent.stage in (None, *LIVE):
         job = sent.record.last_begun
-        assert job is not None  # it is the one that was found
+        assert job is not None  # the job that was found
         require_as_asked(console, quoted(run.path), sent.record, job, max_cost=options.max_cost, timeout=timeout)
     answer = _submit_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):

@@ -91,13 +91,13 @@ def verify(options: VerifyOptions, console: Console) -> Result:
 
 
 def _record_beside(ggufs: tuple[Path, ...], out: Path | None = None) -> Path:
-    """The file for the proof of these files: `out`, or beside the first. A proof of other files is not replaced as long
-    as they lie beside it, or in the `gguf/` of its run."""
+    """The file for the proof of these files: `out`, or verify.json beside the first file. Refuses to replace a proof of
+    other files that still exist beside it, or in the `gguf/` of its run."""
     record, proof = out or ggufs[0].parent / "verify.json", None
     if record.is_file():
-        with contextlib.suppress(UsageError):  # no proof: the step says so
+        with contextlib.suppress(UsageError):  # not a proof: the step raises the error
             proof = verify_record.read(record)
-    judged = set(map(os.path.realpath, ggufs))  # `resolve` ends at a loop of links
+    judged = set(map(os.path.realpath, ggufs))  # `Path.resolve` raises for a loop of links
     places = (record.parent, record.parent / "gguf")
     proven = [place / name for name in sorted(proof.inputs.ggufs if proof else ()) for place in places]
     if lost := [file.name for file in proven if file.is_file() and os.path.realpath(file) not in judged]:
@@ -161,7 +161,8 @@ def verify_run(
 
 
 def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[str, str], ...]:
-    """The files of rows that are gone. Only the warning has paths, because a proof is published."""
+    """The missing files of rows, each with a reason for the proof. Only the warning has their paths, because a proof is
+    published."""
     files = (
         (run.held_out, data.held_out_rows, "that were held out"),
         (run.samples, data.train_rows, "that trained"),
@@ -173,8 +174,7 @@ def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[
 
 
 def _warn_of_modelfile(console: Console, run: RunDir) -> None:
-    """Warns of a Modelfile that is not as the export writes it, as far as the merged model is there to compare it
-    with."""
+    """Warns of a Modelfile that differs from what the export writes. Without the merged model it cannot be compared."""
     from skill_train.gguf.ollama_modelfile import edits, modelfile, parameters_of_run
 
     file, ggufs = run.gguf / "Modelfile", run.ggufs
@@ -193,7 +193,7 @@ def _warn_of_modelfile(console: Console, run: RunDir) -> None:
 
 
 def _pictures(run: RunDir) -> PictureContext | None:
-    """What the projector of a vision model is judged by; None for a run of text."""
+    """The pictures and the settings with which a projector is judged; None for a run of text."""
     from skill_train.evaluate.pictures import pictures_of_run
     from skill_train.verify.step import PictureContext
 
@@ -246,8 +246,8 @@ def _verify(console: Console, request: VerifyRequest, following: list[str]) -> R
 
 
 def _short(check: Check) -> dict[str, object]:
-    """A check in one line. The proof file has further figures, and the details of passed checks."""
-    of_engine = check.name.startswith("engine_")  # the detail names it, with its version
+    """The short form of a check. The proof file has further figures, and the details of passed checks."""
+    of_engine = check.name.startswith("engine_")  # the detail has the name and the version of the engine
     left_out = {"figures", "detail"} if check.verdict == "pass" and not of_engine else {"figures"}
     return {key: value for key, value in msgspec.structs.asdict(check).items() if key not in left_out}
 

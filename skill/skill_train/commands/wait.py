@@ -15,7 +15,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
 from skill_train.program.events import ErrorWords
 
-_LAST_SNAPSHOT_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
+_LAST_SNAPSHOT_SECONDS = 5.0  # after the time limit of `wait`, for the last state of the job
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def wait(options: WaitOptions, console: Console) -> Result:
     """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
-    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # what the Hub has not told by then is left out
+    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # answers of the Hub after that time are left out
         cloud = find_run.find(options.run)
         if cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)

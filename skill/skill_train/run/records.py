@@ -142,7 +142,7 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
 
 
 def convert(document: Any, kind: type[Record], path: Path, where: str = "") -> Record:
-    """Converts the document in `path` to the class that its step writes. Other keys are left out.
+    """Converts the document in `path` to the class that its step writes. Keys that the class lacks are left out.
 
     Raises:
         UsageError: a key is missing, or a value has another type.
