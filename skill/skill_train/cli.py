@@ -55,7 +55,7 @@ _END = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _LazyCommands(Commands):
-    """Imports the module of a command when it is called. The help page needs none of them."""
+    """Imports the module of a command only when the command is called. The help page imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -180,7 +180,7 @@ def _format_in(arguments: list[str]) -> Format:
 
 
 def _odd_path(error: Exception) -> SkillTrainError | None:
-    """The error for a path problem that is no `OSError`: a loop of links (Python 3.11), no home, no UTF-8."""
+    """The error for a path problem that is no `OSError`: a loop of links (3.11), no home, a name not in UTF-8."""
     words = str(error)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         wrong, expected, hint = "a name or a text is not UTF-8", "names in UTF-8", "rename what `got` shows"

@@ -19,7 +19,7 @@ TORCH_NEEDS = 7.5
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `config.json` and the safetensors headers say."""
+    """The facts of a model, from `config.json` and the safetensors headers."""
 
     source: str  # where it was read
     fingerprint: str | None  # changes when the model changes; None for a model on the Hub, which has a `revision`

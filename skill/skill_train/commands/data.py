@@ -143,7 +143,7 @@ class _BaseModel:
 
 
 def _base_model(recipe: Recipe) -> _BaseModel:
-    """Asks the Hub within time limits first, because transformers repeats the tokenizer's requests for a minute."""
+    """Asks the Hub within time limits first, because the requests for the tokenizer are repeated for a minute."""
     if not recipe.model:
         return _BaseModel()
     try:

@@ -127,7 +127,7 @@ class Console:
                     draw(result)
                     if key.wait(pause_seconds):
                         break
-                    self.warnings.clear()  # those of the previous result
+                    self.warnings.clear()  # the warnings of the previous result
                     with suppress(Temporary):  # the next pass asks again; the view keeps the last result
                         result, more = read_result()
         return result

@@ -39,7 +39,7 @@ def clean(text: str) -> str:
 
 def bounded(document: Envelope) -> str:
     """Limits the document to 8 KB. First the spaces are removed, then long values are shortened, data first, and the
-    answer says so. Commands, the hint and codes are kept whole or left out. The files hold everything."""
+    answer says so. Commands, the hint and codes are kept whole or left out. The files of a run have everything."""
     text = _dumps(document)
     if len(text.encode()) >= MAX_JSON_BYTES:
         text = _dumps(document, separators=(",", ":"))
@@ -72,7 +72,7 @@ def _smaller(document: Envelope) -> Iterator[Envelope]:
 
 _SHORTENED: tuple[Literal["data", "warnings", "error"], ...] = ("data", "warnings", "error")  # in this order
 _WHOLE = ("code", "hint")  # of an error or a warning
-# Of lists and of strings. Long paths make many an answer long: they give way before the rows that they stand in.
+# Items of a list and characters of a string. Long paths make many answers long, so strings give way before items.
 _LIMITS = ((50, 1000), (20, 400), (8, 160), (8, 60), (3, 60))
 
 

@@ -89,7 +89,7 @@ class ExportedFile(FileDigest, QuantizedFile):
 
 
 class ExportReason(msgspec.Struct, frozen=True):
-    """Why a value is what it is, and where the rule comes from."""
+    """The reason for a value, and the source of the rule."""
 
     rule: str
     because: str

@@ -20,7 +20,7 @@ class MergeInputs(msgspec.Struct, frozen=True):
 
 
 class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the user asked for."""
+    """The options of the merge, and the settings that it takes from the run."""
 
     dtype: str | None = None  # None for the dtype of the base
     threshold: Number | None = None  # always None; in earlier versions the user could set the limit of the gate

@@ -29,7 +29,7 @@ _VARIABLES = {
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a value is what it is, and where the rule comes from."""
+    """The reason for a value, and the source of the rule."""
 
     rule: str
     value: str

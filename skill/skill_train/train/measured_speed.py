@@ -37,7 +37,7 @@ _ENOUGH_STEPS = 10  # a run with fewer steps does not replace one with more
 # The speed of another shape is used only for a model of similar size in parameters. Overhead slows down narrow models:
 # on 2 cores a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four
 # times the parameters is about twice the width. Over that range the share of the peak changes by a third
-# (estimate_time, _REACHED).
+# (estimate/time.py, _REACHED).
 _SIMILAR = 4.0
 
 
