@@ -52,7 +52,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
         "reused": exported.reused,
     }
     adapter = Path(files[0]["path"])
-    base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # the command in `next` writes it
+    base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # as the command of `next` writes it
     modelfile = _write_modelfile(console, run, base, adapter, base_file)
     data |= {"modelfile": str(modelfile), "ollama": f"ollama create {quoted(adapter.stem)} -f {quoted(modelfile)}"}
 

@@ -64,7 +64,7 @@ def require_adapter(run: RunDir, otherwise: str) -> None:
 def _require_trained_weights(run: RunDir, folder: Path) -> None:
     """Compares the whole weight files with the digests that the training recorded. Earlier versions recorded none.
 
-    The fingerprint in a plan covers only the header and both ends of a weight file, because a plan must be quick.
+    The fingerprint of a plan covers the header and both ends of a weight file only, because a plan must be quick.
     """
     environment = read_environment(run.record("environment"))
     for name, digest in ((environment and environment.base_weights) or {}).items():

@@ -133,7 +133,7 @@ DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 def option(
     default: Value, help_text: str, kind: click.ParamType[Any] | tuple[str, ...] | None = None, **settings: Any
 ) -> Value:
-    """A field of a command's options, with the click option that sets it.
+    """A field of a command's options, with the option of click that sets it.
 
     The default False makes the option a flag, and an empty tuple makes it repeatable. The help shows any other default.
     For the default None, `help_text` states the value. A tuple as `kind` is the list of allowed words.
@@ -153,7 +153,7 @@ def option(
 
 
 def argument(kind: click.ParamType[Any] | None = None, *, required: bool = True, **settings: Any) -> Any:
-    """A field of a command's options, with the click argument that sets it."""
+    """A field of a command's options, with the argument of click that sets it."""
 
     def declared(name: str) -> click.Parameter:
         return click.Argument([name], type=kind, required=required, **settings)

@@ -16,7 +16,7 @@ from skill_train.facts import MachineFacts
 from skill_train.hub.account import Account
 from skill_train.machine.torch_worker import TorchAnswer
 
-# Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), and two run at a time.
+# Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), two run at a time.
 NEEDS_MEMORY = 2_000_000_000
 # Bytes. Base, merged model, f16, q8_0 and q4_k_m of a model with 1e9 parameters: 2 + 2 + 2 + 1.1 + 0.6 GB.
 NEEDS_DISK = 10_000_000_000

@@ -212,7 +212,7 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
 
 
 def age(moment: datetime | None) -> float | None:
-    """Seconds since that time; None if unknown, or if the clock was set back."""
+    """Seconds since that time; None if unknown, also because the clock was set back."""
     seconds = (datetime.now(UTC) - moment).total_seconds() if moment else -1.0
     return seconds if seconds >= 0 else None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from skill_train.core.errors import UsageError, quoted
 from skill_train.recipe.fields import Recipe
 
-OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the main field
+OF_HUB = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}  # by the field they belong to
 
 
 def with_flags(values: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:

@@ -205,7 +205,7 @@ def _plan(recipe: Recipe, facts: Facts, choices: Choices, offered: Any, probe: A
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
-    """The recipe with absolute paths, and with commits as revisions, so that the plan stays the same later and
+    """The recipe with absolute paths and commits as revisions, so that the plan has the same meaning later and
     elsewhere."""
     here = {key: str(Path(getattr(recipe, key)).resolve()) for key in ("model", "data")}
     return dataclasses.replace(

@@ -62,7 +62,7 @@ def refuse_adapter_alone(base: Path) -> None:
 
 
 def from_line(projector: ListedFile) -> dict[str, str]:
-    """The reason for the Modelfile's second FROM."""
+    """The reason of the Modelfile's second FROM."""
     because = "the vision tower and the projector, which Ollama takes from a second FROM"
     return {"rule": f"FROM ./{Path(projector['path']).name}", "because": because, "source": _OLLAMA}
 

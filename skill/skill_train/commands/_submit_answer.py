@@ -45,7 +45,7 @@ class Checked:
 
 
 class JobShown(TypedDict):
-    """A job that would be sent, or an existing job. Each has its own optional keys."""
+    """A job that would be sent, or an existing one. Each has its own optional keys."""
 
     flavor: str | None
     timeout_seconds: int | None
@@ -257,7 +257,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
     job_budget = cloud_budget.budget(
         Need(job.flavor, seconds, plan.timeout_seconds),
         price=Price(job.usd_per_hour, f"asked {job.asked_at[:10]}"),
-        timeout=limit or 1,  # without an estimate any number will do
+        timeout=limit or 1,  # without an estimate any will do
         max_cost=None,
     )
     return job_budget if limit is not None else dataclasses.replace(job_budget, most_usd=None)

@@ -1,4 +1,4 @@
-"""`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or a notebook."""
+"""`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or as a notebook."""
 
 from __future__ import annotations
 

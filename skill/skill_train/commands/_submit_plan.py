@@ -182,7 +182,7 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 
 
 def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
-    """The order: the plan with its repository and data, and the last known price. The checks ask for today's price."""
+    """The order: the plan with its repository and data, and the last known price. The checks get today's price."""
     place, of_job = account.name, options.backend == cloud_record.BACKEND
     if account.state == "valid":
         place = preflight.namespace(account, options.namespace, of_job=of_job)

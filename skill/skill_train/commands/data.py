@@ -1,4 +1,4 @@
-"""`data`: inspects a dataset, and shows its format, the methods that can use it, its problems and its usable rows."""
+"""`data`: inspects a dataset: its format, the methods that can use it, its problems, and its usable rows."""
 
 from __future__ import annotations
 

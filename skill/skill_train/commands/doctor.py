@@ -27,7 +27,7 @@ from skill_train.run.folder import installed
 if TYPE_CHECKING:
     from skill_train.commands._doctor_self_test import SelfTest
 
-_TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, and longer from a network disk
+_TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
 
 _TRAIN, _GGUF = checks.EXTRAS["train"], checks.EXTRAS["gguf"]
 
@@ -112,7 +112,7 @@ def _short(check: DoctorCheck) -> dict[str, str]:
 
 
 def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | None], dict[str, str]]:
-    """Whether this installation can run each command (None if unknown), and the reason for each that is not True."""
+    """Which commands this installation can run (None if unknown), and the reason for each that is not True."""
     verdicts = {check.name: check for check in done}
     base, train, gguf = (verdicts.get(name) for name in ("packages", "packages [train]", "packages [gguf]"))
     no_train = _lacking(train, _TRAIN) or _fault(verdicts.get("torch"))
@@ -136,7 +136,7 @@ def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | N
 
 
 def _lacking(check: DoctorCheck | None, command: str) -> str:
-    """The command that installs missing packages; empty if none is missing. A package of another version may work."""
+    """The command that installs missing packages; empty if none is missing. Another version may still work."""
     return command if check is not None and "missing" in check.found else ""
 
 

@@ -1,4 +1,4 @@
-"""`local`: reads the facts, plans, trains on this machine, and reports the smoke verdict."""
+"""`local`: reads the facts, plans, trains on this machine, and gives the smoke verdict."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _run_at(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
-    """If the folder holds another run, the hint becomes the same command with a new folder and without --resume."""
+    """If the folder holds another run, sets the hint to the same command with a new folder and without --resume."""
     try:
         yield
     except UsageError as error:

@@ -201,7 +201,7 @@ def _way_back(cloud: CloudRun, data: CloudData, here: Path) -> str:
 
 
 def _remaining(ended: Snapshot, flavor: str) -> Need:
-    """The remaining time of the run, by its measured speed, and a timeout for it."""
+    """The remaining time of the run by its measured speed, and a timeout for it."""
     measured, from_step = ended.speed, ended.kept_step
     before = ended.cloud.job.timeout_seconds or (ended.plan.timeout_seconds if ended.plan else None)
     same = flavor == ended.cloud.job.flavor

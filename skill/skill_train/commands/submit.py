@@ -80,7 +80,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
 def _job_answer(
     console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
 ) -> Result:
-    """The answer about a started or existing job. It has an error if the job ended without a result."""
+    """The answer with a started or existing job. It has an error if the job ended without a result."""
     if sent.reused and sent.stage in (None, *LIVE):
         job = sent.record.last_begun
         assert job is not None  # the job that was found

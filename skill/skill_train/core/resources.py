@@ -1,5 +1,5 @@
-"""Files that are shipped with the package: the demo, the skill, and the program of a SkyPilot node. A checkout reads
-them from the repository."""
+"""Files that are shipped with the package: the demo, the skill, the program of a SkyPilot node. In a checkout they are
+read from the repository."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ def ram_available_bytes(probe: Probe) -> int | None:
 
 
 def gpu_share_bytes(ram_bytes: int) -> int:
-    """Bytes of a Mac's memory that its GPU may use: two thirds below 36 GiB, three quarters from 36 GiB on.
+    """Bytes of a Mac's memory that its GPU may use: two thirds below 36 GiB, three quarters from there on.
 
-    Source: Metal's `recommendedMaxWorkingSetSize`, as llama.cpp prints it: 10922.67 MiB of 16 GiB
-    (llama-cpp-python#687, 2023-09), 21845.34 of 32 (ollama#434, 2023-08), 73728 of 96 (llama.cpp#3213, 2023-09). Newer
-    systems allow large machines more (107.52 of 128 GiB on macOS 26, antirez/ds4#893, 2026-08); this is the lower one.
+    Metal's `recommendedMaxWorkingSetSize`, as llama.cpp prints it: 10922.67 MiB of 16 GiB (llama-cpp-python#687,
+    2023-09), 21845.34 of 32 (ollama#434, 2023-08), 73728 of 96 (llama.cpp#3213, 2023-09). Newer systems give large
+    machines more (107.52 of 128 GiB on macOS 26, antirez/ds4#893, 2026-08), so this is the smaller of the two.
     """
     return ram_bytes * 2 // 3 if ram_bytes < 36 << 30 else ram_bytes * 3 // 4
 

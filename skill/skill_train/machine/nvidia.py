@@ -18,7 +18,7 @@ _NO_VALUE = ("[N/A]", "[Not Supported]", "N/A", "Not Supported")
 
 @dataclass(frozen=True)
 class Gpus:
-    """The equal GPUs that a run would use. `unknown` has the reason if there are none, or if some are not used."""
+    """The equal GPUs that a run would use. `unknown` says why there are none, or why some are not used."""
 
     usable: tuple[Gpu, ...]
     unified: bool

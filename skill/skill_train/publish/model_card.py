@@ -48,7 +48,7 @@ class CardFacts:
     licence_reason: str = ""  # the source of the licence, or why it is unknown
     # the name and the bytes of each file that contains a whole model
     ggufs: dict[str, int] = field(default_factory=dict)
-    # a description of the importance matrix that a file was made with, by the name of the file
+    # the importance matrix that a file was made with, in words, by the name of the file
     matrices: dict[str, str] = field(default_factory=dict)
     projector: str | None = None  # the name of the projector for all `ggufs`; None without one
     half_of_a_pair: str = ""  # a sentence if one of a vision model's two files is missing; otherwise empty
@@ -76,7 +76,7 @@ def card(facts: CardFacts, template: str) -> str:
 
 def _front(facts: CardFacts) -> dict[str, object]:
     """The YAML of the card, with the keys of huggingface.co/docs/hub/model-cards, 2026-11. `image-text-to-text` is the
-    Hub's task, and transformers' pipeline, for a model that reads pictures and text and writes text."""
+    Hub's task, and transformers' pipeline, of a model that reads pictures and text and writes text."""
     front: dict[str, object] = {}
     if facts.licence is not None:
         front["license"] = facts.licence
@@ -133,7 +133,7 @@ def _verdict(facts: CardFacts) -> str:
 
 
 def _how_to_use(facts: CardFacts) -> str:
-    ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized file last
+    ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
     lines = _use_of_pairs(facts, ggufs, facts.projector) if facts.projector and ggufs else _use_of_files(facts, ggufs)
     lines += ["", *_private(facts)] if facts.private else []
     in_python = facts.recipe.get("preprocess") == "engine" and {"adapter", "merged"} & set(facts.parts)

@@ -142,7 +142,7 @@ def load(path: Path) -> Recipe:
 
 
 def read(path: Path) -> dict[str, object]:
-    """The values in a YAML or JSON file, for `from_dict`. A relative `model` or `data` is first looked for beside it.
+    """The values in a YAML or JSON file, for `from_dict`. A relative `model` or `data` is looked for beside it first.
 
     Raises:
         UsageError: the file is missing or not YAML.

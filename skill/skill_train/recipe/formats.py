@@ -135,7 +135,7 @@ def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
 
 
 def has_pictures(row: Row) -> bool:
-    """Whether a row seems to hold pictures, in a column or in its messages."""
+    """Whether a row seems to hold pictures: in a column, or in its messages."""
     return any(is_media(name, value) or _has_part(value) for name, value in row.items())
 
 

@@ -1,4 +1,4 @@
-"""The resolved recipe, in which every choice is made. A plan contains it, and the training program reads it."""
+"""The resolved recipe: every open choice is made. A plan contains it, and the training program reads it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def proof(run: ReportedRun) -> views.ProofView | None:
 
 
 def files(run: ReportedRun) -> list[views.FileView]:
-    """Each exported file with its size, distance from the trained model, speed and verdict; the largest first."""
+    """Each exported file with its size, distance to the trained model, speed and verdict; the largest first."""
     views = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(views, key=lambda file: -(file["bytes"].value or 0))
 

@@ -40,7 +40,7 @@ def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figu
 
 
 def quality(run: ReportedRun) -> QualityView | None:
-    """Each evaluated model with its figures, and its difference from the model that it was made from."""
+    """Each evaluated model with its figures, and its difference to the model that it was made of."""
     if run.evaluation is None:
         return None
     evaluation, evaluate = run.evaluation, run["evaluate"]
@@ -81,7 +81,7 @@ def _signed(value: float) -> str:
 
 
 def answers(run: ReportedRun) -> AnswersView | None:
-    """Prompts with the answer of each model. The rows with the most different answers come first.
+    """Prompts with the answer of each model. Rows with most different answers come first.
 
     Without an evaluation, the only prompt is the one that the training asked.
     """

@@ -178,7 +178,7 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
     """The records of a run, without paths of this machine.
 
     Raises:
-        UsageError: a record is not as its step wrote it, or the plan has another recipe than the training.
+        UsageError: a record is not as its step wrote it, or the plan has another recipe than the one that was trained.
     """
     documents, plan = _documents(run), plan_record.read(run.plan)
     if run.record("train").is_file():
@@ -239,7 +239,7 @@ def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
 
 
 def _curves(runs: list[ReportedRun]) -> list[ChartView]:
-    """The charts that have values: loss above the learning rate, gradient norm, tokens per second, and memory."""
+    """The charts that have values: loss above the learning rate, gradient norm, tokens a second, and memory."""
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
         points = [curve(run.metrics, name, kind) for run in runs]

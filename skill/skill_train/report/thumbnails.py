@@ -21,7 +21,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.train_record import Row
 
 EDGE = 160  # pixels of the longer edge
-MOST_CHARACTERS = 400_000  # of all copies on a page; one copy has 2,000 to 30,000
+MOST_CHARACTERS = 400_000  # of all copies on a page; one has 2,000 to 30,000
 MOST_OF_ROW = 4
 _QUALITY = 75  # of JPEG
 

@@ -69,7 +69,7 @@ class DecisionView(TypedDict):
 
 
 class DataView(TypedDict):
-    """`example` is a list of texts, each with whether it is trained."""
+    """`example` is a list of parts, each with whether it is trained."""
 
     rows: list[tuple[str, Figure]]
     notes: list[str]

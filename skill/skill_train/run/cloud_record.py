@@ -54,7 +54,7 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local data that was uploaded. In a job it is below `mount_path`, under the name that it has here."""
+    """Local data that was uploaded. A job finds it below `mount_path`, under the name that it has here."""
 
     mount_path: str
     # bytes, files: how much was uploaded; None for a run of which only a job's id is known
@@ -88,7 +88,7 @@ class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     plan_hash: PlanHash  # the result of the function `plan_hash`
     namespace: str
     hub_model_id: str
-    # bucket, folder: hold the program, the plan and the stored files of the run; None before the first job
+    # bucket, folder: where the program, the plan and the stored files of the run are; None before the first job
     bucket: str | None = None
     folder: str | None = None
     data: CloudData | None = None  # None for a dataset of the Hub

@@ -126,5 +126,5 @@ def telling(rows: list[AnsweredRow], most: int) -> list[AnsweredRow]:
 
 
 def rows_digest(rows: list[Row]) -> str:
-    """The sha256 of the rows, in hexadecimal digits."""
+    """The sha256 of rows, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

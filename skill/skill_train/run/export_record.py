@@ -100,7 +100,7 @@ ExportFigures = dict[str, Number | dict[str, Whole] | None]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one of the four steps. Quantizing has no `figures` and no `reasons`."""
+    """The record of one of the four steps. Quantizing has no figures and no reasons."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = ""
@@ -160,13 +160,13 @@ def size_option(mix: str) -> str:
 
 
 def quant_option(quant: str) -> str:
-    """The option of `export-gguf` that makes a file of this type; empty for a mix that was read from a file."""
+    """The option of `export-gguf` that makes a file of this type again; empty for a mix that was read from a file."""
     size = size_option(quant)
     return f" --quant auto{size}" if size else "" if quant.startswith("mix-") else f" --quant {quoted(quant)}"
 
 
 def converted_from(file: Path) -> dict[str, FileDigest]:
-    """The files of the model that a GGUF file was converted from, by the records beside it; empty if unknown."""
+    """The files of the model that a GGUF file was converted from, as the records beside it say; empty if unknown."""
     convert, quantize = (file.with_name(f"{step}.json") for step in ("convert", "quantize"))
     if not convert.is_file():
         return {}

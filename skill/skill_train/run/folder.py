@@ -247,7 +247,7 @@ def has_note(result: Path, record: Path) -> bool:
 
 
 def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
-    """The record in the note of a result, if inputs and options are the same and the result is unchanged."""
+    """The record in the note of a result, if inputs and options are the same and the result has not changed since."""
     note = note_of(result, record)
     if not note.is_file():
         return None

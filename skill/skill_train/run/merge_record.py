@@ -43,7 +43,7 @@ class Changes(TypedDict):
     rounding_error_of_change: NotRequired[Number | None]  # norm of the rounding error divided by the norm of the change
     from_adapter: NotRequired[list[str]]  # files from the adapter's folder
     config: NotRequired[dict[str, object]]  # fields of config.json that differ
-    # settings of the image processor that differ: the limits on a picture's size from the training
+    # settings of the image processor that differ: the limits of a picture's size in the training
     processor: NotRequired[dict[str, object]]
     stops: NotRequired[list[Whole]]  # tokens that were added to eos_token_id in generation_config.json
 

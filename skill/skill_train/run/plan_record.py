@@ -159,7 +159,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     placement: Placement
     launch: Launch = Launch()
-    # flavor, timeout_seconds: of the Hub job; None for this machine
+    # flavor, timeout_seconds: of the job; None for this machine
     flavor: str | None = None
     timeout_seconds: int | None = None
     blockers: list[Blocker] = []  # empty if the plan can run

@@ -141,7 +141,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET  # None if the model has no adapter
     trainer: JsonObject | None = None
     data: FedData | None = None
-    stops: list[Whole] | None = None  # tokens that end answers and are not in the base's generation_config.json
+    stops: list[Whole] | None = None  # the tokens that end answers and are not in the base's generation_config.json
     optimizer: JsonObject | None = None
     schedule: JsonObject | None = None
 

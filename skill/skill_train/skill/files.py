@@ -21,7 +21,7 @@ _WANTED = re.compile(r'"skill-train(\[[a-z,]+\])?"')
 
 
 def skill_files(version: str | None) -> dict[str, bytes]:
-    """The files of the skill by path. `version` is the version that its programs require; None for any version."""
+    """The contents of the skill by path. `version` is the version that its programs require; None for any."""
     root = resources.skill()
     return {path.relative_to(root).as_posix(): _content(path, version) for path in _paths(root)}
 
