@@ -80,8 +80,9 @@ def cli() -> None:
 
 
 def _make_ready() -> None:
-    """Streams that take whatever is said. A shell can close any of the three (`>&-`). Python then has None for it, and
-    the next file that is opened gets its number. `kill` and a terminal that is closed end a command as Ctrl-C does."""
+    """Makes the standard streams safe to write to. A shell can close any of them (`>&-`). Python then has None for that
+    stream, and the next file that is opened gets its file descriptor. `kill`, or closing the terminal, then ends a
+    command as Ctrl-C does."""
     seek_cycles_seldom()
     with suppress(ValueError):  # only the main thread of a program may say so
         for number in _END:
@@ -124,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
         code = console.error(out_of_memory(error) or system_error(error))
     except Exception as error:  # a bug keeps its traceback, and a program still gets a JSON envelope
         code = console.error(out_of_memory(error) or _odd_path(error) or _bug(error))
-    # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
+    # The output is complete. Python with torch takes a while to exit; a signal then must not change the exit code.
     for number in (signal.SIGINT, *_END):
         atexit.register(signal.signal, number, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
