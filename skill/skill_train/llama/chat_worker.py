@@ -1,6 +1,6 @@
-"""Answers for one GGUF file, or a pair with a projector, from a child process that lives as long as its command.
+"""Answers chat prompts with one GGUF file, with or without a projector. The child process lives as long as the command.
 
-The context is llama.cpp's own, with its types of keys and values and its choice of attention: what users run.
+The context has llama.cpp's default key and value types and its default attention, as users run it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 WORKER = "skill_train.llama.chat_worker"
 _STEP = 128  # tokens read at once
-_MOST_OF_A_PICTURE = 4096  # tokens; those that look at each other must be read in one step
+_MOST_OF_A_PICTURE = 4096  # tokens of a picture; if they attend in both directions, one step must read them all
 
 
 class ChatJob(msgspec.Struct, frozen=True, kw_only=True):
     """The file to load."""
 
     gguf: str
-    projector: str | None = None  # the file that reads pictures for it; None where there is none
-    context_tokens: int  # of a prompt with its answer
-    is_all: bool = False  # the model was made for no more
+    projector: str | None = None  # the GGUF file that reads pictures for the model; None for text alone
+    context_tokens: int  # the most tokens of a prompt and its answer together
+    is_all: bool = False  # `context_tokens` is the most that the model was made for
     threads: int
     # `cpu` or `gpu`; None for the GPU where llama.cpp has one. A projector stays on the processor.
     device: str | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt."""
+    """One prompt, and the settings for its answer."""
 
     text: str  # with llama.cpp's marker in place of each picture. Special tokens are recognised.
-    add_special: bool  # the tokenizer adds its own tokens, as to plain text
+    add_special: bool  # the tokenizer adds BOS and EOS where the file says so, as to plain text
     pictures: list[str]  # files in `folder`
     folder: str
     sampling: Sampling
@@ -56,21 +56,21 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, when all of its text was sent."""
+    """The whole answer, sent after the last piece of its text."""
 
     text: str
-    prompt_ids: list[int]  # of the whole prompt; without those of pictures
-    prompt_tokens: int  # of the prompt, with those of pictures
-    tokens: int
-    stopped: bool  # it ended with a token that ends answers
-    seconds: float  # with the reading of the prompt
+    prompt_ids: list[int]  # the text tokens of the prompt; pictures have no token ids
+    prompt_tokens: int  # the length of the prompt, with the tokens of its pictures
+    tokens: int  # the length of the answer, with the token that ends it
+    stopped: bool  # the answer ended with an end-of-generation token
+    seconds: float  # reading the prompt and writing the answer
 
 
 def most_tokens(most: int, prompt: int, room: int, *, is_all: bool) -> int:
-    """The most tokens of an answer, which shares the room of the context with its prompt. `is_all` as in a job.
+    """The smaller of `most` and the room that the prompt leaves in the context. `is_all` is as in `ChatJob`.
 
     Raises:
-        UsageError: the prompt leaves none.
+        UsageError: the prompt fills the context.
     """
     if prompt >= room:
         raise UsageError(
@@ -87,7 +87,7 @@ def most_tokens(most: int, prompt: int, room: int, *, is_all: bool) -> int:
 
 @dataclass
 class LoadedChat:
-    """A file that is loaded in a child process, on `device`: `cpu` or `gpu`."""
+    """A model that is loaded in a child process. `device` is `cpu` or `gpu`."""
 
     worker: LiveWorker
     device: str
@@ -97,7 +97,7 @@ class LoadedChat:
 
         Raises:
             NativeCrash: llama.cpp crashed.
-            VerificationFailed: it refuses the prompt.
+            VerificationFailed: llama.cpp refuses the prompt.
             DecisionNeeded: there was not enough memory.
             UsageError: the prompt is longer than the context.
         """
@@ -111,11 +111,11 @@ class LoadedChat:
 
 @contextlib.contextmanager
 def loaded_chat(job: ChatJob) -> Iterator[LoadedChat]:
-    """The file, in a child process that ends with the block.
+    """Loads the file in a child process that ends with the block.
 
     Raises:
         NativeCrash: llama.cpp crashed.
-        VerificationFailed: it refuses a file.
+        VerificationFailed: llama.cpp refuses a file.
         DecisionNeeded: there was not enough memory.
         NotInstalled: a GPU was asked for, and llama.cpp has none.
     """
@@ -183,7 +183,7 @@ class _Chat:
         )
 
     def _prompt(self, request: ChatRequest) -> tuple[list[int], int, list[Chunk]]:
-        """The ids of the text, the tokens of the whole, and its chunks where there are pictures."""
+        """The text token ids, the number of all tokens, and the chunks. There are no chunks without pictures."""
         if not request.pictures:
             ids = self.llama.tokenize(request.text, add_special=request.add_special)
             return ids, len(ids), []
@@ -195,7 +195,7 @@ class _Chat:
     def _tokens(
         self, request: ChatRequest, prompt: list[int], chunks: list[Chunk], random: np.random.Generator
     ) -> Iterator[int]:
-        """The tokens of the answer, without end: whoever takes them stops. At most `most` of them."""
+        """At most `request.most` tokens of the answer. The caller stops at a token that ends the answer."""
         if chunks:
             assert self.encoder is not None
             row, position = self.encoder.read_prompt(self.llama, chunks, self.step)
@@ -209,7 +209,7 @@ class _Chat:
                 row = self.llama.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
 
     def _read(self, ids: list[int]) -> np.ndarray:
-        """The logits after a prompt."""
+        """The logits [vocabulary] after a prompt without pictures."""
         if not ids:
             raise UsageError(
                 "the prompt is empty", code="bad_usage", expected="one token or more", hint="write a prompt"
@@ -219,7 +219,7 @@ class _Chat:
         return row
 
     def _piece(self, token: int) -> bytes:
-        """The bytes of a token. Special tokens have none."""
+        """The UTF-8 bytes of a token's text. Special tokens have no text."""
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)

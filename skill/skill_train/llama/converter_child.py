@@ -2,8 +2,8 @@
 TRAIN.PY`.
 
 It first imports the packages that every converter imports, which takes two seconds of one core. Then it waits for its
-arguments, one line of JSON. The converter then reads the model as it was trained: the file's own keys of config.json,
-of which transformers drops some and adds others, and the tokenizer of the training program.
+arguments, one line of JSON. The converter is patched to read the model as it was trained. It takes the keys of
+config.json as the file has them (transformers drops some and adds others), and the training program's tokenizer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process imports nothing from skill-train
-# Between two searches for cycles of objects, as in core/memory.py: a vocabulary is many objects, all in use.
+# New objects between two runs of the garbage collector, as in core/memory.py: a vocabulary is many objects, all in use.
 _NEW_OBJECTS = 200_000
 _QWEN_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-_QWEN_TOWER_EPSILON = 1e-6  # of its norms, in the code of transformers
-_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
+_QWEN_TOWER_EPSILON = 1e-6  # the epsilon of the vision tower's norms, in the code of transformers
+_GLM_THETA = 10000.0  # llama.cpp's converter multiplies it by `rope_ratio`
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
@@ -59,9 +59,9 @@ def _end_with_the_command() -> None:
 
 
 def with_own_keys(parsed: JsonObject, own: JsonObject) -> JsonObject:
-    """The config of transformers with the keys and values that config.json itself states.
+    """Overwrites the config that transformers parsed with the keys and values of config.json itself.
 
-    Values that the file leaves out stay transformers' defaults, which many converters need.
+    Keys that the file leaves out keep transformers' defaults, which many converters need.
     """
     stated = {key: value for key, value in own.items() if value is not None or key not in parsed}
     inner = {
@@ -147,8 +147,8 @@ def _score_by_merges() -> None:
 
 
 def _leave_out_missing_mtp() -> None:
-    """Leaves out the layers with which Qwen3-Next and Qwen3.5 predict several tokens, if they are missing. transformers
-    does not write them, but the converter asserts that they exist, or counts them."""
+    """Converts Qwen3-Next and Qwen3.5 without their multi-token prediction (MTP) layers if the checkpoint has none.
+    transformers does not write these layers, but the converter asserts that they exist, or counts them."""
     mixin = getattr(importlib.import_module("conversion.qwen"), "_QwenMtpMixin", None)
     if mixin is None:  # another version of llama.cpp
         return
@@ -164,9 +164,9 @@ def _leave_out_missing_mtp() -> None:
 
 
 def _keep_the_end_of_a_line() -> None:
-    """Lets the embedding of [IMG_BREAK] into the projector of Pixtral and Mistral 3, without which llama.cpp does not
-    load it. The converter takes it out of the embedding of all tokens, after it left all tensors of the language model
-    out. It also knows no tensor whose name begins with `model.` (ggml-org/llama.cpp#24235)."""
+    """Keeps the embedding of [IMG_BREAK] in the projector of Pixtral and Mistral 3. llama.cpp does not load a projector
+    without it. The converter reads it from the token embedding, but drops all tensors of the language model before.
+    The converter also knows no tensor whose name begins with `model.` (ggml-org/llama.cpp#24235)."""
     if importlib.util.find_spec("conversion.llava") is None:  # another version of llama.cpp
         return
     vision = importlib.import_module("conversion.llava").LlavaVisionModel
@@ -182,8 +182,8 @@ def _keep_the_end_of_a_line() -> None:
 
 
 def _keep_the_epsilon_of_towers() -> None:
-    """Lets the norms of a Qwen tower keep the epsilon that they have in transformers, whatever that of the text is. The
-    converter writes the text's into the projector."""
+    """Writes the epsilon that a Qwen vision tower's norms have in transformers. The converter would write the epsilon
+    of the language model into the projector."""
     for module, name in (("conversion.qwenvl", "Qwen2VLVisionModel"), ("conversion.qwen3vl", "Qwen3VLVisionModel")):
         if importlib.util.find_spec(module) is None:  # another version of llama.cpp
             continue
@@ -202,7 +202,7 @@ def _with_epsilon_of_tower(written: Any) -> Any:
 
 
 def merge_ranks(model: JsonObject) -> dict[int, int]:
-    """For each token that merges produce, the number of pieces before it. Merges are in the order of their scores."""
+    """Ranks the tokens that merges produce: 0 is the first. Merges are in the order of their scores."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pieces = dict.fromkeys("".join(pair) for pair in pairs)
     return {model["vocab"][piece]: rank for rank, piece in enumerate(pieces)}

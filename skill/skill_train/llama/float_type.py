@@ -12,11 +12,11 @@ from skill_train.model.weight_files import StoredTensor
 OUTTYPES = ("auto", "f16", "bf16", "f32", "q8_0")
 F16_LARGEST = 65504.0  # IEEE 754 binary16
 
-# Bytes of a weight; q8_0 has blocks of 32 values and one f16 scale. Vectors stay f32 in every file.
+# Bytes of a weight in a matrix; q8_0 has blocks of 32 values and one f16 scale. Vectors stay f32 in every file.
 BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
-_PIECE = 1 << 20  # so many weights at a time stay in the processor's cache
-_AT_ONCE = 2  # tensors that are read at the same time
+_PIECE = 1 << 20  # weights read at a time: they fit the processor's cache
+_AT_ONCE = 2  # tensors read at the same time
 _KEEP_BITS = (
     "f16 keeps 10 bits of the mantissa where bf16 keeps 7 (a weight below 6e-5 is rounded by at most 3e-8), "
     "and llama.cpp computes bf16 in bf16"
@@ -33,7 +33,7 @@ class WeightType:
 
 
 def choose(weights: dict[str, StoredTensor], requested: str) -> WeightType:
-    """The type to convert to. Reads every weight once, a block at a time.
+    """Chooses the type to convert to. Reads every weight once, a block at a time.
 
     Raises:
         UsageError: a weight is NaN or infinite, or `requested` is f16 and a weight is too large for it.
@@ -68,7 +68,8 @@ def choose(weights: dict[str, StoredTensor], requested: str) -> WeightType:
 
 
 def largest_magnitude(stored: StoredTensor) -> float | None:
-    """The largest |value|; infinity or NaN if the tensor contains one; None for other than plain float types."""
+    """The largest |value|. It is infinite or NaN if the tensor contains such a value, and None if the tensor is not
+    BF16, F16, F32 or F64."""
     import numpy as np
 
     codes = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}

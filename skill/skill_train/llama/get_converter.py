@@ -1,8 +1,8 @@
 """Finds llama.cpp's converter, and downloads it if there is none.
 
 The converter is a program with its own packages (`conversion/`, `gguf-py/`), which must come from the same tag. The
-`gguf` on the package index is too old for it. The source distribution of llama-cpp-python contains all of it, in the
-version that will read the files. That archive is fetched once, through the user's own pip, so that their index, proxy
+`gguf` package on PyPI is too old for it. The source distribution of llama-cpp-python contains all of them, in the
+version that will read the files. The archive is downloaded once, with the user's own pip, so that their index, proxy
 and credentials apply. The needed files are unpacked into the cache with a manifest of digests. None of them is ever
 imported here; the converter runs as a child process.
 """
@@ -42,7 +42,7 @@ _NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__ini
 _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
 _SUFFIXES = (".py", ".gguf", ".jinja", "py.typed")
 _TORN = (tarfile.TarError, EOFError, zlib.error)
-_MOST_BYTES = 1_000_000_000  # 80 MB are unpacked today; an archive with far more is not the expected one
+_MOST_BYTES = 1_000_000_000  # the most to unpack; the expected archive has 80 MB
 
 
 class _Manifest(TypedDict):
@@ -55,19 +55,19 @@ class Toolchain:
 
     folder: Path  # contains the converters and their packages
     source: str  # `--llama-cpp`, `cached` or `PATH`
-    version: str | None  # the llama-cpp-python release that it came with; None if it came from elsewhere
+    version: str | None  # the llama-cpp-python release that contained the folder; None for other folders
 
     def architectures(self) -> frozenset[str]:
-        """The architectures of its own registry, TEXT_MODEL_MAP."""
+        """The architectures that this converter can convert: the keys of its TEXT_MODEL_MAP."""
         return self._registered("TEXT_MODEL_MAP", llama_architectures.NAMES)
 
     def projectors(self) -> frozenset[str]:
-        """Those whose projector it can make: MMPROJ_MODEL_MAP."""
+        """The architectures whose projector this converter can make: the keys of its MMPROJ_MODEL_MAP."""
         return self._registered("MMPROJ_MODEL_MAP", llama_architectures.PROJECTORS)
 
     def _registered(self, name: str, otherwise: frozenset[str]) -> frozenset[str]:
-        """The keys of a table in conversion/__init__.py, which is read and not run. A converter without such a table is
-        taken for the one that is known here."""
+        """The keys of a table in conversion/__init__.py, which is parsed and not run. `otherwise` if there is no such
+        table."""
         try:
             tree = ast.parse((self.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
             tables = (node for node in tree.body if isinstance(node, ast.AnnAssign))
@@ -78,12 +78,12 @@ class Toolchain:
 
 
 def find(llama_cpp: Path | None = None) -> Toolchain:
-    """The converter to use: in the given folder, or else the cached one of the installed llama-cpp-python, or else one
-    on PATH.
+    """Finds a converter: in `llama_cpp` if given, or else the cached one of the installed llama-cpp-python, or else on
+    PATH.
 
     Raises:
-        UsageError: the folder that was named is not a llama.cpp source folder.
-        NotInstalled: there is no converter; the hint fetches it.
+        UsageError: `llama_cpp` is not a llama.cpp source folder.
+        NotInstalled: there is no converter. The hint is the command that downloads one.
     """
     if llama_cpp is not None:
         return _named_toolchain(llama_cpp)
@@ -99,7 +99,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
 
 
 def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar = lambda done, total, text: None) -> Toolchain:
-    """The converter that `find` finds, downloaded first if there is none."""
+    """Finds a converter as `find` does. Downloads it first if there is none."""
     try:
         return find(llama_cpp)
     except NotInstalled:
@@ -107,7 +107,7 @@ def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar = lambda done,
 
 
 def fetch(*, progress: Bar = lambda done, total, text: None) -> Toolchain:
-    """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing if it is complete.
+    """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing if the cache has all of it.
 
     Raises:
         NotInstalled: llama-cpp-python or pip is missing, or the index does not have the archive.
@@ -139,10 +139,10 @@ def fetch(*, progress: Bar = lambda done, total, text: None) -> Toolchain:
 
 
 def unpack(archive: Path, final: Path, *, version: str) -> None:
-    """Unpacks the files for the conversion to `final`, completely or not at all, with a manifest.
+    """Unpacks the converter's files and a manifest into the folder `final`, completely or not at all.
 
     Raises:
-        NotInstalled: the archive is not the expected one: it has an unsafe name or a link, or a file is missing.
+        NotInstalled: the archive has an unsafe name or a link, or lacks a file.
     """
     part = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
     part.mkdir(parents=True)
@@ -177,7 +177,7 @@ def _unpack_member(source: tarfile.TarFile, member: tarfile.TarInfo, target: Pat
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder matches its manifest: programs by digest, other files by size, and no other program."""
+    """Whether the folder matches its manifest: Python files by digest, other files by size, no further Python file."""
     try:
         files = records.read(folder / MANIFEST, _Manifest)["files"]
     except (OSError, UsageError):  # no manifest, or not ours
@@ -231,8 +231,8 @@ def _installed_version() -> str | None:
 
 
 def _download(version: str, folder: Path) -> Path:
-    # After the download pip asks the package for its metadata. For that it installs the build tools in a separate
-    # folder, which takes seconds and compiles nothing.
+    # After the download pip builds the package's metadata. It installs the build tools in a separate folder for that,
+    # which takes seconds and compiles nothing.
     arguments = ["download", "--no-deps", "--no-binary", "llama-cpp-python", "--retries", "2", "--dest", str(folder)]
     environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_NO_COLOR="1")
     uv_index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
@@ -277,7 +277,7 @@ def _download_failed(log: str, version: str) -> SkillTrainError:
 
 
 def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarFile]]:
-    """The name below `vendor/llama.cpp/`, the member and the archive of each file to unpack."""
+    """For each file to unpack: its path below `vendor/llama.cpp/`, its member, and the open archive."""
     total = 0
     try:
         with tarfile.open(archive, mode="r:gz") as source:

@@ -21,11 +21,11 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_DIMENSIONS = 4
-_ONLY_COMPUTED = ("Q8_1", "Q8_K")  # types of the other side of a product, which no file holds
+_ONLY_COMPUTED = ("Q8_1", "Q8_K")  # types of activations, which are in no file
 _DEFAULT_ALIGNMENT = 32
-_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one with 300,000 tokens and their merges has 15 MB
+_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes; a header with 300,000 tokens and their merges has 15 MB
 
-Value = str | int | float | list[str] | list[int] | list[float]  # a value of the metadata; an array has one type
+Value = str | int | float | list[str] | list[int] | list[float]  # a metadata value; all items of an array have one type
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tensor:
     shape: tuple[int, ...]  # in GGUF's order, row length first
     kind: str  # the name of the storage type, such as `Q4_K`
     offset: int  # the position of its first byte in the file
-    n_bytes: int  # the bytes of its data
+    n_bytes: int  # the size of its data
 
     @property
     def elements(self) -> int:
@@ -45,7 +45,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of a file, checked."""
+    """The checked header of a file."""
 
     path: Path
     version: int
@@ -61,7 +61,7 @@ class GgufFile:
 
     @property
     def tokens(self) -> list[str]:
-        """The texts of its vocabulary."""
+        """The texts of the vocabulary's tokens, by id."""
         return self.strings("tokenizer.ggml.tokens")
 
     @property
@@ -70,7 +70,7 @@ class GgufFile:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the matrices."""
+        """The mean over all matrices, with the scales of quantized blocks."""
         return 8 * sum(t.n_bytes for t in self.matrices) / max(1, sum(t.elements for t in self.matrices))
 
     def of_architecture(self, key: str) -> Value | None:
@@ -78,7 +78,7 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def count(self, key: str) -> int | None:
-        """Value of `<architecture>.<key>` where it is a whole number above 0."""
+        """Value of `<architecture>.<key>` if it is a whole number above 0, or else None."""
         value = self.of_architecture(key)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
@@ -99,19 +99,18 @@ class GgufFile:
         return value if isinstance(value, list) and all(isinstance(first, kind) for first in value[:1]) else []
 
 
-_SHOWN = 300  # characters of the fault: a name in a damaged file may have any length
+_SHOWN = 300  # characters of an error message: a name in a damaged file may have any length
 
 
 class _Broken(Exception):
-    """Internal: the fault in the bytes."""
+    """Internal: what is wrong with the bytes. `read_gguf` turns it into VerificationFailed."""
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The checked header of a file.
+    """Reads and checks the header of a file.
 
     Raises:
-        VerificationFailed: the file is not GGUF or is truncated, or its parts contradict each other; the message says
-            which.
+        VerificationFailed: the file cannot be read, is not GGUF, is truncated or contradicts itself.
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
@@ -140,16 +139,16 @@ _NO_MODELS = {"adapter": "an adapter", "mmproj": "a projector", "imatrix": "an i
 
 
 def is_model(file: GgufFile) -> bool:
-    """Whether a file states that it is a language model, or states an unknown type and has a token embedding."""
+    """Whether `general.type` is `model` or missing, or is an unknown type while the file has a token embedding."""
     kind = file.metadata.get("general.type", "model")
     return kind == "model" or (str(kind) not in _NO_MODELS and "token_embd.weight" in file.tensors)
 
 
 def read_model_file(path: Path) -> GgufFile:
-    """As `read_gguf`, of a file that is run by itself.
+    """Reads the header of a language model.
 
     Raises:
-        VerificationFailed: what `read_gguf` raises, or it holds no model.
+        VerificationFailed: as for `read_gguf`, or the file is an adapter, a projector or an importance matrix.
     """
     file = read_gguf(path)
     kind = _NO_MODELS.get(str(file.metadata.get("general.type")))
@@ -164,7 +163,7 @@ def read_model_file(path: Path) -> GgufFile:
 
 
 def with_all_parts(file: GgufFile) -> GgufFile:
-    """A file in parts, of which llama.cpp is given the first, with the tensors and the size of all."""
+    """Adds the tensors and sizes of the other parts to the first part of a split model. Reads the other parts."""
     count = file.metadata.get("split.count")
     numbers = range(2, count + 1) if isinstance(count, int) else ()
     names = (re.sub(r"00001(?=-of-\d{5}\.gguf$)", f"{number:05}", file.path.name) for number in numbers)
@@ -174,13 +173,13 @@ def with_all_parts(file: GgufFile) -> GgufFile:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting for a pipe."""
+    """Opens a file. Does not wait for a writer if the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _Cursor:
-    """Reads forward and never past the end. A memory map would end the process if the file were truncated meanwhile.
-    `data`: the start of the file, as far as it was needed so far."""
+    """Reads a file from its start, and never past its end. `data` is the part that was read so far. With a memory map,
+    a file that is truncated meanwhile would end the process."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self.size = file, size
@@ -188,7 +187,7 @@ class _Cursor:
         self.at = 0
 
     def need(self, end: int, part: str) -> bytes:
-        """`data`, filled at least up to this byte of the file."""
+        """Returns `data`, after reading the file at least up to the byte `end`. `part` is for the error message."""
         if end > self.size:
             count = end - self.at
             raise _Broken(f"it ends inside {part} (byte {self.at}, {count} more needed, {self.size} bytes long)")
@@ -258,7 +257,7 @@ def _value(cursor: _Cursor, kind: int, key: str) -> Value:
 def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
     if count * 8 > cursor.size - cursor.at:  # each has a length of 8 bytes
         raise _Broken(f"metadata {key!r} claims {count} strings, more than the file can hold")
-    # A vocabulary has 300 000 of them: this loop does what `text` does, without its calls.
+    # A vocabulary has up to 300,000 strings, so this loop does the same as `text` without its calls.
     strings, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
     for _ in range(count):
         start = at + length.size
@@ -292,8 +291,8 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
 
 
 def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: int) -> int:
-    """Returns the end of the last tensor. Each tensor must be aligned, inside the file, without overlap, and have a
-    unique name."""
+    """Checks that the tensors are aligned, inside the file, without overlap, and have unique names. Returns the end of
+    the last one."""
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise _Broken("two tensors have the same name")
     end = header_end
@@ -309,7 +308,7 @@ def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: 
 
 
 def _type_sizes() -> dict[int, tuple[str, int, int]]:
-    """The name, and the elements and bytes of one block, by the number of the type."""
+    """By the number of a storage type: its name, the elements of one block, and the bytes of one block."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:

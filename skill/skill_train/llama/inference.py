@@ -1,7 +1,7 @@
-"""The job of a child process that runs llama.cpp on one GGUF file for `verify` and `evaluate`, and its result.
+"""The job and the result of the child process that runs llama.cpp on one GGUF file for `verify` and `evaluate`.
 
-The logits of the reference are in files, float32 [rows, vocabulary]. The child compares them, so that full logits are
-never sent between processes.
+The reference's logits are in files, float32 [rows, vocabulary]. The child compares its own logits with them, so no
+logits are sent between the processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sequence(msgspec.Struct, frozen=True):
 
 
 def sequences_of(texts: list[list[int]]) -> list[Sequence]:
-    """The texts, with the rows of their logits one after the other."""
+    """A `Sequence` for each text. The rows of their logits follow each other without gaps."""
     firsts = itertools.accumulate(map(len, texts), initial=0)
     return [Sequence(ids, first) for ids, first in zip(texts, firsts, strict=False)]
 
@@ -35,12 +35,12 @@ class Prompt(msgspec.Struct, frozen=True):
 
     ids: list[int]
     most: int
-    # the answer ends with the first token that differs from this one, or that follows its end
+    # if given, the answer stops at its first token that differs from these tokens or follows them
     expected: list[int] | None = None
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A row, and the positions of the tokens that a training would have learned."""
+    """A row, and the positions of its tokens that count in the training loss."""
 
     ids: list[int]
     trained: list[int]
@@ -64,12 +64,12 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None = None  # the file of the logits of the base, for the first `base_rows`
     base_rows: int = 0
     prompts: list[Prompt] = []
-    together: bool = False  # the prompts are answered side by side, whatever is expected of them
+    together: bool = False  # answers all prompts in one batch, and ignores `expected`
     scored: list[Scored] = []
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The special tokens and settings as llama.cpp applies them; an id is None if the file does not name it."""
+    """The special tokens and settings as llama.cpp applies them. An id is None if the file does not name the token."""
 
     bos: int | None
     eos: int | None
@@ -88,14 +88,14 @@ class InferenceResult(msgspec.Struct, frozen=True, kw_only=True):
     figures: Distance | None  # the figures of all `sequences` together; None without a sequence
     trained_kl: float | None  # the mean divergence from the trained model in nats
     change: TuningShare | None  # None without a base
-    # the sum of -log p in nats over the trained tokens of each row; None if it is not finite
+    # for each row of `scored`, the sum of -log p in nats over its trained tokens; None if it is not finite
     losses: list[float | None]
     answers: list[list[int]]
     answer_seconds: float
 
 
 def ask(job: InferenceJob, progress: Bar | None = None) -> InferenceResult:
-    """The result of one job, from a child process.
+    """Runs the job in a child process.
 
     Raises:
         NativeCrash: llama.cpp crashed.

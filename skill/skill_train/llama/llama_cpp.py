@@ -1,6 +1,6 @@
-"""llama.cpp through its low-level bindings: one model, tokens in, logits out. Imported only by workers.
+"""Runs a model in llama.cpp through its low-level bindings: tokens in, logits out. Imported only by workers.
 
-The settings favour exactness over speed: no accelerator, no repacked weights, attention caches in f32, no flash
+The default settings favour exactness over speed: no GPU, no repacked weights, key-value cache in f32, no flash
 attention.
 """
 
@@ -50,7 +50,7 @@ class Llama:
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """The token ids of a text. Special tokens in the text are recognised, as in a rendered chat prompt."""
         data = text.encode("utf-8", errors="replace")
-        room = len(data) + 2  # mostly enough: a token is a byte or more, and two are put around the text
+        room = len(data) + 2  # usually enough: a token has at least one byte, and two special tokens are added
         while True:
             ids = (self.api.llama_token * room)()
             count = self.api.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True)
@@ -67,12 +67,12 @@ class Llama:
             yield start, self.decode(chunk, start, last=len(chunk))
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
-        """The most likely continuation of at most `most` tokens. It ends at llama.cpp's own end of generation."""
+        """The greedy answer of at most `most` tokens. It ends with llama.cpp's own end-of-generation tokens."""
         self.forget()
         return self.greedy_after(self.read(prompt)[0], len(prompt), most=most)
 
     def greedy_after(self, row: np.ndarray, position: int, *, most: int) -> list[int]:
-        """The same after a prompt that was read: its last logits [vocabulary], and the position of what follows it."""
+        """`greedy` after a prompt that was read. `row` is its last logits [vocabulary], `position` the next one."""
         answer: list[int] = []
         while len(answer) < most:
             answer.append(int(row.argmax()))
@@ -82,7 +82,7 @@ class Llama:
         return answer
 
     def greedy_together(self, prompts: list[Prompt]) -> list[list[int]]:
-        """`greedy` for each prompt, each in a sequence of its own. A step reads all weights once for all of them."""
+        """`greedy` for several prompts in one batch. Each step reads the weights once for all prompts."""
         self.forget()
         answers = [[int(self.read(one.ids, sequence=number)[0].argmax())] for number, one in enumerate(prompts)]
         going = list(range(len(prompts)))
@@ -94,14 +94,14 @@ class Llama:
         return answers
 
     def ends(self, token: int) -> bool:
-        """Whether a token ends an answer, as llama.cpp takes it."""
+        """Whether llama.cpp ends an answer at this token."""
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
     def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
-        """The answer of `greedy` up to the first token that differs from `expected`. One pass predicts the token after
-        each expected token, while `greedy` reads all weights for each token."""
+        """The answer of `greedy` up to the first token that differs from `expected`. It is faster: one pass predicts
+        the token after each expected token, while `greedy` reads all weights for each token."""
         answer: list[int] = []
-        usable = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it has no other token
+        usable = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # ids in its vocabulary
         self.forget()
         for row in self.read(prompt + usable, last=1 + len(usable)):
             answer.append(int(row.argmax()))
@@ -112,7 +112,7 @@ class Llama:
     def read(
         self, ids: list[int], position: int = 0, *, at_once: int = _CHUNK, last: int = 1, sequence: int = 0
     ) -> np.ndarray:
-        """Reads tokens, the first of them at this position. Returns logits [last, vocabulary] of the last ones."""
+        """Reads tokens into the context from `position` on. Returns the logits [last, vocabulary] of the last ones."""
         import numpy as np
 
         rows, first = [np.empty((0, self.tokens), dtype=np.float32)], len(ids) - last
@@ -127,15 +127,16 @@ class Llama:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def wait(self) -> None:
-        """Until a GPU has done what it was given."""
+        """Waits until a GPU has finished its work."""
         self.api.llama_synchronize(self.context)
 
     def decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
-        """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
+        """Reads tokens from `position` on. Returns the logits [last, vocabulary] of the last ones, in llama.cpp's own
+        memory: the next call overwrites them."""
         return self._decode(ids, range(position, position + len(ids)), [0] * len(ids), last=last)
 
     def _decode(self, ids: list[int], positions: Iterable[int], sequences: list[int], *, last: int) -> np.ndarray:
-        """`decode` of tokens, each at a place of its own in a sequence."""
+        """`decode` for tokens of several sequences. Each token has its own position and sequence."""
         import numpy as np
 
         batch = self.api.llama_batch_init(len(ids), 0, 1)
@@ -158,14 +159,14 @@ class Llama:
 def loaded(
     path: Path, *, context_tokens: int, threads: int, lora: Path | None = None, sequences: int = 1
 ) -> Iterator[Llama]:
-    """The model in a GGUF file, with the adapter in another one at full strength.
+    """Loads a GGUF file. `lora` is the GGUF file of an adapter, which is applied with a scale of 1.
 
     Args:
-        sequences: how many are in memory at a time, each of so many tokens.
+        sequences: how many sequences of `context_tokens` tokens are in memory at a time.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
-        VerificationFailed: llama.cpp refuses the file; `got` holds its last words.
+        VerificationFailed: llama.cpp refuses the file; `got` is the last line of its log.
     """
     with loaded_model(path) as file:
         parameters = _exact(_context_parameters(file, sequences * context_tokens, threads))
@@ -178,7 +179,7 @@ def loaded(
 
 @dataclass
 class LoadedFile:
-    """A model without a context, what llama.cpp last logged, with levels, and whether its layers are on the GPU."""
+    """A model without a context. `lines` are llama.cpp's last log lines; with `gpu` the layers are on the GPU."""
 
     api: Any
     path: Path
@@ -191,13 +192,13 @@ class LoadedFile:
 def loaded_model(
     path: Path, *, writable: bool = False, gpu: bool = False, repacked: bool = False
 ) -> Iterator[LoadedFile]:
-    """The weights of `loaded`; raises what it raises.
+    """Loads the weights without a context. Raises what `loaded` raises.
 
     Args:
-        writable: the weights are read into memory, where they may be changed. Else the file is mapped.
+        writable: the weights are copied into memory and may be changed. Otherwise the file is mapped.
         gpu: all layers are on the GPU.
-        repacked: weights may be packed anew for the processor. On those with AMX llama-cpp-python 0.3.36 segfaults
-            then, where they are quantized.
+        repacked: llama.cpp may repack weights for the processor. On processors with AMX, llama-cpp-python 0.3.36
+            then segfaults with quantized weights.
     """
     api = bindings()
     with captured_log(api) as lines:
@@ -214,10 +215,10 @@ def loaded_model(
 
 
 def uses_gpu(device: str | None) -> bool:
-    """Whether a file runs on the GPU: where llama.cpp has one, unless `device` says `cpu`.
+    """Whether models run on the GPU: if llama.cpp has one and `device` is not `cpu`.
 
     Raises:
-        NotInstalled: `device` says `gpu`, and llama.cpp has none.
+        NotInstalled: `device` is `gpu`, but llama.cpp has none.
     """
     has_gpu = bool(bindings().llama_supports_gpu_offload())
     if device == "gpu" and not has_gpu:
@@ -233,17 +234,17 @@ def uses_gpu(device: str | None) -> bool:
 
 @contextlib.contextmanager
 def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, repacked: bool) -> Iterator[Llama]:
-    """The model with llama.cpp's own defaults, for speed: cache in float16, flash attention where it chooses it.
+    """Loads the model with llama.cpp's own fast defaults: key-value cache in f16, and its choice of flash attention.
 
     Args:
-        gpu, repacked: as of `loaded_model`.
+        gpu, repacked: as for `loaded_model`.
 
     Raises:
         VerificationFailed: llama.cpp refuses the file.
     """
     with loaded_model(path, gpu=gpu, repacked=repacked) as file:
         parameters = _context_parameters(file, context_tokens, threads)
-        parameters.swa_full = False  # as llama-server and llama-cli have it
+        parameters.swa_full = False  # as in llama-server and llama-cli
         with _opened(file, parameters) as llama:
             yield llama
 
@@ -258,11 +259,11 @@ def in_context(
     exact: bool = True,
     on_node: Any = None,
 ) -> Iterator[Llama]:
-    """A context of so many tokens.
+    """Makes a context for a loaded model.
 
     Args:
-        at_once: tokens that one step takes; those of a picture that look at each other must be in one.
-        exact: keys and values in f32, without flash attention; otherwise as llama.cpp has them by itself.
+        at_once: the most tokens of one step. If a picture's tokens attend in both directions, one step must take all.
+        exact: keys and values in f32, and no flash attention. Otherwise llama.cpp's own defaults.
         on_node: a `ggml_backend_sched_eval_callback`, which is called for every node of the graph.
     """
     parameters = _context_parameters(file, context_tokens, threads)
@@ -297,7 +298,7 @@ def _context_parameters(file: LoadedFile, context_tokens: int, threads: int) -> 
 
 @contextlib.contextmanager
 def _opened(file: LoadedFile, parameters: Any) -> Iterator[Llama]:
-    """A context with these parameters, which is freed with the block."""
+    """A context with these parameters. It is freed at the end of the block."""
     api = file.api
     context = api.llama_init_from_model(file.model, parameters)
     if not context:
@@ -310,7 +311,7 @@ def _opened(file: LoadedFile, parameters: Any) -> Iterator[Llama]:
 
 
 def _add_adapter(file: LoadedFile, context: Any, lora: Path) -> None:
-    """Loads an adapter, which is freed with the model."""
+    """Loads an adapter into the context. llama.cpp frees it with the model."""
     adapter = file.api.llama_adapter_lora_init(file.model, str(lora).encode())
     adapters = (file.api.llama_adapter_lora_p_ctypes * 1)(adapter)
     if not adapter or file.api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
@@ -319,7 +320,7 @@ def _add_adapter(file: LoadedFile, context: Any, lora: Path) -> None:
 
 @contextlib.contextmanager
 def captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
-    """llama.cpp's last log lines with their levels; nothing is printed."""
+    """Collects llama.cpp's last 200 log lines with their levels. Nothing is printed."""
     lines: deque[tuple[int, str]] = deque(maxlen=200)
 
     def keep(level: int, text: bytes, _: ctypes.c_void_p) -> None:
@@ -330,7 +331,7 @@ def captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
     try:
         yield lines
     finally:
-        # The callback must outlive its use, and Python may end before llama.cpp has logged its last line.
+        # The callback must stay in memory, because llama.cpp may log a line while Python ends.
         _kept_alive.append(callback)
 
 
@@ -338,7 +339,7 @@ _kept_alive: list[Any] = []
 
 
 def refused(path: Path, lines: deque[tuple[int, str]], *, gpu: bool = False) -> VerificationFailed:
-    """The error of a file that llama.cpp does not load. On a GPU there may be too little memory for a sound one."""
+    """The error for a file that llama.cpp does not load. With `gpu` the hint adds that the GPU's memory may be full."""
     errors = [text for level, text in lines if level == _LOG_ERROR and text]
     words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
     # The first error is the cause; the ones that follow say only that loading failed.
@@ -351,7 +352,7 @@ def refused(path: Path, lines: deque[tuple[int, str]], *, gpu: bool = False) -> 
 
 
 def cannot(what: str, status: object) -> VerificationFailed:
-    """The error of what llama.cpp does not do with a file that it has loaded."""
+    """The error for a failed operation on a loaded file. `what` completes "llama.cpp could not …"."""
     return bad_gguf(f"llama.cpp could not {what} ({status})", hint="skill-train doctor --self-test")
 
 

@@ -1,4 +1,4 @@
-"""Measures how far the answers of two models are apart, token by token. Uses only numpy."""
+"""Measures how far the token probabilities of two models are apart. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
-# In nats for each token: a smaller difference of the loss counts as none. `verify` accepts a file whose perplexity
-# differs by so little. A correct q8_0 file, whose answers show no difference, differs by 0.0013.
+# In nats per token: a smaller difference of the loss counts as none. `verify` accepts a file whose perplexity differs
+# by less. A correct q8_0 file, whose answers show no difference, differs by 0.0013.
 SAME_LOSS = 0.002
-_BLOCK = 1 << 20  # logits at a time: 8 MB in float64 fit the processor's cache, three times as fast as 78 MB
+_BLOCK = 1 << 20  # logits at a time: 8 MB in float64 fit the processor's cache, which is 3 times as fast as 78 MB
 
 
 @dataclass
@@ -67,7 +67,7 @@ def losses(logits: np.ndarray, following: list[int]) -> np.ndarray:
 
 
 def join(parts: list[Figures]) -> Figures:
-    """The figures of several sequences, of which there is one or more, as those of one."""
+    """Concatenates the figures of one or more sequences."""
     import numpy as np
 
     kind = type(parts[0])
@@ -78,9 +78,9 @@ def join(parts: list[Figures]) -> Figures:
 class Distance(TypedDict):
     """How far a model is from another one.
 
-    The KL divergences are in nats: `trimmed_kl` is the mean without the farthest hundredth of the tokens, `median_kl`
-    the median. `same_top1` is a share. The ratio of the perplexities is other / reference, with the half width of its
-    95 % interval. A figure that is NaN or infinite is None, which no threshold accepts.
+    KL divergences are in nats; `trimmed_kl` is the mean without the largest hundredth of the values. `same_top1` is a
+    share from 0 to 1. `perplexity_ratio` is other / reference; its half width is that of the 95 % interval. A figure
+    that is NaN or infinite is None, which no threshold accepts.
     """
 
     mean_kl: float | None
@@ -134,7 +134,7 @@ def _trimmed(values: np.ndarray) -> float:
 
 @dataclass
 class ShareFigures:
-    """One value for each position, for `share`. Arrays have shape [positions]."""
+    """One value for each position, from which `share` is computed. Arrays have shape [positions]."""
 
     along: np.ndarray  # the inner product of the other model's change with the tuned model's change
     squared: np.ndarray  # the inner product of the tuned model's change with itself
@@ -144,8 +144,8 @@ class ShareFigures:
 
 
 class TuningShare(TypedDict):
-    """How much of the tuning a model contains. `share` is 1 for the tuned model, 0 for the base, and about 2 for a
-    change that was applied twice; it has the half width of its 95 % interval. The mean divergences are in nats. A
+    """How much of the tuning a model contains. `share` is 1 for the tuned model, 0 for the base, and about 2 if the
+    change was applied twice. `share_half_width` is half of its 95 % interval. The divergences are means in nats. A
     figure that is not finite is None."""
 
     share: float | None
@@ -175,7 +175,7 @@ def summarize_change(parts: list[ShareFigures]) -> TuningShare:
 
 
 def change_of(log_t: np.ndarray, log_b: np.ndarray, log_o: np.ndarray) -> ShareFigures:
-    """How much of the change from base to tuned model is in the other model. All are `normalized`.
+    """How much of the change from the base (`log_b`) to the tuned model (`log_t`) is in the other model (`log_o`).
 
     A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
     centred, so a constant that is added to all logits has no effect.
@@ -197,8 +197,8 @@ def change_of(log_t: np.ndarray, log_b: np.ndarray, log_o: np.ndarray) -> ShareF
 
 
 def normalized(**logits: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """The log-probabilities of several models at the same positions, by name: some positions at a time, and at least
-    once, so that no position gives empty figures."""
+    """The log-probabilities of several models by name, for a slice of the positions at a time. If there is no position,
+    it yields one empty slice."""
     positions, vocabulary = next(iter(logits.values())).shape
     step = max(1, _BLOCK // len(logits) // vocabulary)
     for start in range(0, max(1, positions), step):

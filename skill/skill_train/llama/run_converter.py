@@ -1,7 +1,7 @@
-"""Runs llama.cpp's converters, each as a child process, on a copy of the model folder without code.
+"""Runs llama.cpp's converters as child processes, on a view of the model folder that contains no code.
 
-The converters load tokenizers with `trust_remote_code=True`. The copy is a folder of links without the model's Python
-files and without `auto_map` in its configuration, so it contains no code that could run.
+The converters load tokenizers with `trust_remote_code=True`. The view is a folder of links without the model's Python
+files and without `auto_map` in its configuration files, so it contains no code that could run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Process = subprocess.Popen[str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
-    """A failure that the log tells of. Its texts may hold {model}, {line} (the exception), {found} (what the pattern's
-    group found) and {config} (the path of config.json, quoted for a hint)."""
+    """A failure that is recognised by its log line. Its texts may hold {model}, {line} (the exception), {found} (the
+    match of the pattern's group) and {config} (the path of config.json, quoted for a hint)."""
 
     pattern: str = ""
     kind: type[SkillTrainError] = UsageError
@@ -70,7 +70,7 @@ class _Cause:
 
 
 def require_convertible(model: Path, toolchain: Toolchain) -> None:
-    """Refuses by `config.json` alone the models that `plan` warned about, before anything is written or started.
+    """Refuses, by `config.json` and file names alone, models that cannot become a GGUF file. `plan` warns about them.
 
     Args:
         model: the model folder, or the folder of the base whose merged weights will be converted.
@@ -101,7 +101,7 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
 
 
 def warn_of_window(model: Path, warn: Warn) -> None:
-    """Warns if a GGUF file of this folder computes long texts differently from the model."""
+    """Warns if a GGUF file of this model would compute long texts differently, because of a sliding window."""
     config = read_config(model)
     window = unread_window(config)
     if window is not None:
@@ -134,7 +134,7 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def ready(toolchain: Toolchain) -> Iterator[Process]:
-    """Starts a converter process that waits for its job, so that it can load meanwhile; `run` uses it."""
+    """Starts a converter process for `run`. It imports its packages while the caller prepares the job."""
     with _start(toolchain) as process:
         try:
             yield process
@@ -151,11 +151,11 @@ def run(
     script: str = "convert_hf_to_gguf.py",
     process: Process | None = None,
 ) -> list[str]:
-    """Runs a converter to its end; returns the lines of its log.
+    """Runs a converter to its end, and returns the last lines of its log.
 
     Args:
         model: the folder to name in messages.
-        on_percent: called with the share of the file that is written.
+        on_percent: called with the percentage of the file that is written.
         process: the process of `ready`; None starts a new one.
 
     Raises:
@@ -226,12 +226,13 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
 
 
 def _is_token(key: str) -> bool:
-    """Whether what a KeyError names is no key of config.json, but a token such as '<|user|>'."""
+    """Whether the key in a KeyError is a token such as '<|user|>', and not a key of config.json."""
     return not re.search(r"[A-Za-z]\w+", key) or bool(re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key))
 
 
 def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | None:
-    """The configuration without `auto_map` and with the changes; None if the file needs no change."""
+    """The configuration without `auto_map`, and with `changes` and the keys that the converter needs. None if the file
+    needs no change."""
     config = read_json(file)
     if not isinstance(config, dict):
         return None
@@ -249,8 +250,8 @@ def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | Non
 
 
 def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
-    """Whether a sentencepiece vocabulary puts a space before text. For the training tokenizer.json decides that, or
-    else tokenizer.model. The converter reads `add_prefix_space` in tokenizer_config.json instead."""
+    """`add_prefix_space`, which the converter reads in tokenizer_config.json: whether a sentencepiece vocabulary puts a
+    space before text. In training, tokenizer.json or else tokenizer.model decides. Empty for other tokenizers."""
     if not file.is_file() and pieces.is_file():
         from sentencepiece import sentencepiece_model_pb2
 
@@ -268,8 +269,7 @@ def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
 
 
 def _object(value: Any) -> JsonObject:
-    """The value if it is an object, or else an empty one, because the library that reads the file would crash on
-    another type."""
+    """The value if it is an object, or else an empty one: a file from elsewhere may hold any type."""
     return value if isinstance(value, dict) else {}
 
 
@@ -281,9 +281,9 @@ def _environment() -> dict[str, str]:
         TRANSFORMERS_VERBOSITY="error",
         PYTHONUTF8="1",
         PYTHONUNBUFFERED="1",
-        PYTHONDONTWRITEBYTECODE="1",  # the converter's folder stays as its manifest says
+        PYTHONDONTWRITEBYTECODE="1",  # the converter's folder must match its manifest
     )
-    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # it has its own gguf-py, and needs no token
+    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # the converter has its own gguf-py, and needs no token
         environment.pop(name, None)
     return environment
 

@@ -1,6 +1,6 @@
-"""How a model chooses its next token: what its files say of sampling, and the choice itself.
+"""Samples the next token, with the settings that a model's files name.
 
-The choice serves transformers and llama.cpp alike, so that two files of one model differ by their logits alone.
+The same code samples for transformers and llama.cpp, so two files of one model differ only by their logits.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 FILE = "generation_config.json"
-# What transformers 5.23 takes where the file samples and names no value (`_get_default_generation_params`).
+# The defaults of transformers 5.23 if the file samples without a value (`_get_default_generation_params`).
 _TEMPERATURE, _TOP_K = 1.0, 50
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one choice."""
+    """The sampling settings, in the meaning of transformers."""
 
     temperature: float = 0.0  # 0 takes the most likely token
-    top_k: int = 0  # how many of the most likely tokens are left; 0 for all
-    top_p: float = 1.0  # the share of the probability that is left
-    min_p: float = 0.0  # the least probability that is left, as a share of the highest
-    repetition_penalty: float = 1.0  # by which the logits of tokens that are there already are made smaller
-    seed: int = 0  # of the random numbers
+    top_k: int = 0  # how many of the most likely tokens are kept; 0 for all
+    top_p: float = 1.0  # the share of the probability that is kept
+    min_p: float = 0.0  # the least probability that is kept, as a share of the highest
+    repetition_penalty: float = 1.0  # divides the logits of tokens in the context (multiplies negative ones)
+    seed: int = 0
 
 
 def sampling_of(folder: Path) -> tuple[Sampling, str]:
-    """What a model folder's generation_config.json says, as transformers reads it, and the source of it.
+    """Reads the settings in a model's generation_config.json as transformers does. Also returns the source as a text.
 
     Raises:
-        UsageError: a value that no model can be sampled with.
+        UsageError: a value is out of range.
     """
     file = folder / FILE
     stated = read_json(file) if file.is_file() else None
@@ -59,10 +59,10 @@ def sampling_of(folder: Path) -> tuple[Sampling, str]:
 
 
 def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampling, str]:
-    """What a GGUF file says by itself (`general.sampling.*`), and the source of it.
+    """Reads the settings in a GGUF file (`general.sampling.*`). Also returns the source as a text.
 
     Raises:
-        UsageError: a value that no model can be sampled with.
+        UsageError: a value is out of range.
     """
     keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
     if "general.sampling.temp" not in keys:
@@ -78,12 +78,12 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
 
 
 def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
-    """Refuses the scores of a model whose weights or settings are damaged: any token would be the most likely one.
+    """Refuses logits of damaged weights or settings, because the choice of a token would be arbitrary.
 
     Raises:
-        VerificationFailed: they are not numbers, or not finite.
+        VerificationFailed: a logit is NaN, or the largest one is infinite.
     """
-    if not math.isfinite(largest := float(logits.max())):  # of numbers with nan it is nan
+    if not math.isfinite(largest := float(logits.max())):  # the maximum is NaN if any logit is NaN
         raise VerificationFailed(
             f"{of} computes {largest:g} in place of a score of the next token",
             code="not_finite",
@@ -94,14 +94,14 @@ def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
 
 
 def next_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generator, context: Sequence[int]) -> int:
-    """The token that follows.
+    """Chooses the next token.
 
     Args:
-        logits: [vocabulary].
+        logits: the model's logits [vocabulary].
         context: the tokens so far, with the prompt.
 
     Raises:
-        VerificationFailed: as `require_numbers`.
+        VerificationFailed: as for `require_numbers`.
     """
     require_numbers(logits)
     row = _penalized(logits, sampling, context)
@@ -122,7 +122,7 @@ def _penalized(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -
 
 
 def _sampled(row: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The probability of each token, in the order of transformers: penalty, temperature, top_k, top_p, min_p."""
+    """The probability of each token: temperature, top_k, top_p, min_p, in transformers' order. `row` is penalized."""
     import numpy as np
 
     row = row / sampling.temperature
@@ -148,7 +148,7 @@ def _probabilities(row: np.ndarray) -> np.ndarray:
 
 
 def _number(stated: Mapping[str, object], name: str, otherwise: float) -> float:
-    """A number of a file; anything else in its place is not one that a program could have written on purpose."""
+    """The number under a key; `otherwise` if the key is missing or has another type; infinity if it is too large."""
     value = stated.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return otherwise
@@ -159,7 +159,7 @@ def _number(stated: Mapping[str, object], name: str, otherwise: float) -> float:
 
 
 def _count(stated: Mapping[str, object], name: str, otherwise: int) -> int:
-    """The same for a whole number; -1, which `_checked` refuses, for one without an end."""
+    """`_number` as a whole number. An infinite or NaN number becomes -1, which `_checked` refuses."""
     value = _number(stated, name, otherwise)
     return int(value) if math.isfinite(value) else -1
 

@@ -1,5 +1,5 @@
-"""Conversations as chat templates write them: in a child process, as llama-cpp-python does for its users, and here by
-the tokenizer of the reference, whose template was tried when it was loaded."""
+"""Renders conversations with chat templates. A GGUF file's template runs in a child process, as llama-cpp-python runs
+it. The template of the reference's tokenizer was tried when it was loaded, and runs in this process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WORKER = "skill_train.llama.template_worker"
 SECONDS = 20  # for all conversations together
 
 
-Message = JsonObject  # in the form of any dataset
+Message = JsonObject  # with `role` and `content`
 
 
 def before_last_answer(messages: list[Message]) -> list[Message]:
-    """The turns before the last answer; none where there is no answer."""
+    """The messages before the last assistant message; none if there is no assistant message."""
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1]] if answers else []
 
@@ -39,14 +39,14 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The rendered text of a conversation; None if the template refuses it, with the template's message."""
+    """The rendered text of a conversation. If the template fails, `text` is None and `refused` says why."""
 
     text: str | None = None
     refused: str = ""
 
 
 class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations for one template, and the seconds that it may take for all of them."""
+    """Conversations for one template. `seconds` is the time limit for all of them."""
 
     template: str
     bos: str
@@ -56,8 +56,8 @@ class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
-    """Each conversation by a template that knows the file's special tokens. A sentence: it never ends, or takes too
-    much memory."""
+    """Renders each conversation in a child process, with the file's special tokens. Returns a sentence instead if the
+    template does not end or needs too much memory."""
     bos, eos = special_texts(gguf)
     try:
         job = TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations)
@@ -67,13 +67,13 @@ def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]
 
 
 def render_reference(tokenizer: Any, conversations: list[Conversation], *, seconds: float = SECONDS) -> list[Rendered]:
-    """Each conversation by the template of the reference's tokenizer.
+    """Renders each conversation with the template of the reference's tokenizer.
 
     Args:
-        seconds: for all of them.
+        seconds: the time limit for all conversations.
 
     Raises:
-        UsageError: its template does not come to an end.
+        UsageError: the template does not end in time.
     """
     try:
         with limited(seconds):
@@ -84,7 +84,7 @@ def render_reference(tokenizer: Any, conversations: list[Conversation], *, secon
 
 
 def rendered_by(render: Callable[[Conversation], str], conversation: Conversation) -> Rendered:
-    """What a template writes, or why it does not: its own refusal, or an error of Python in one of its expressions."""
+    """Renders a conversation. An error of the template, or of Python in one of its expressions, becomes `refused`."""
     import jinja2
 
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
@@ -95,7 +95,7 @@ def rendered_by(render: Callable[[Conversation], str], conversation: Conversatio
 
 
 def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
-    """What the template of a tokenizer of transformers writes: of the time the day alone, as `template_worker`."""
+    """Renders with a transformers tokenizer. The template sees only the date of the time, as in `template_worker`."""
     set_date(tokenizer, date.today().strftime)
     prompt = conversation.add_generation_prompt
     return str(
@@ -106,7 +106,7 @@ def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
 
 
 def special_texts(gguf: GgufFile) -> tuple[str, str]:
-    """Text of BOS and EOS, as llama-cpp-python gives them to the template."""
+    """The texts of BOS and EOS, as llama-cpp-python gives them to the template. Empty if the file does not name it."""
     tokens = gguf.tokens
     ids = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     bos, eos = (str(tokens[i]) if isinstance(i, int) and 0 <= i < len(tokens) else "" for i in ids)

@@ -1,7 +1,7 @@
 """Child process: renders conversations with the chat template of a GGUF file, as llama-cpp-python does for its users.
 
-A template is a program from somebody else. llama-cpp-python renders it in jinja2's immutable sandbox. The limits that
-`run` sets end endless loops and memory bombs.
+A template is untrusted code. llama-cpp-python renders it in jinja2's immutable sandbox, and the limits that `run` sets
+end endless loops and memory bombs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from skill_train.core.worker import worker_main
 from skill_train.llama.llama_cpp import bindings
 from skill_train.llama.template import Conversation, Rendered, TemplateJob, rendered_by
 
-_MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
+_MEMORY_BYTES = 8 << 30  # limit of the address space; libraries use a part of it
 
 
 def run(job: TemplateJob) -> list[Rendered]:
-    bindings()  # imported before the limits are set, which are meant only for the template
+    bindings()  # imported first, because the limits are meant only for the template
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     faulthandler.dump_traceback_later(job.seconds, exit=True)

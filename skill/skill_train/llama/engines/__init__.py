@@ -1,1 +1,1 @@
-"""Programs that serve a GGUF file, started as their users start them and asked over HTTP on this machine."""
+"""Servers for GGUF files (llama_cpp.server, llama-server, Ollama), started as users start them and asked over HTTP."""

@@ -1,4 +1,4 @@
-"""What every engine is asked, and what it answers."""
+"""The questions for every engine, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ENGINES, ALL = (PYTHON_SERVER, LLAMA_SERVER, OLLAMA), "all"
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A conversation before an answer, and the tokens that the answer may have."""
+    """A conversation that ends before an answer. `most` is the limit of the answer in tokens."""
 
     conversation: Conversation
     most: int
-    # PNG files, one for each part `{"type": "image"}` of the messages, whose contents are parts then
+    # PNG files, one for each part `{"type": "image"}`. With pictures, the content of every message is a list of parts.
     pictures: tuple[bytes, ...] = ()
 
 
 def messages_of(question: EngineQuestion, written: Callable[[Any, Iterator[bytes]], Any]) -> list[Any]:
-    """The messages of a question. Where it has pictures, `written` makes each of them, and takes its pictures."""
+    """The messages of a question. With pictures, `written` makes each message, and takes its pictures in order."""
     messages, pictures = question.conversation.messages, iter(question.pictures)
     return [written(message, pictures) for message in messages] if question.pictures else messages
 
@@ -34,18 +34,17 @@ def messages_of(question: EngineQuestion, written: Callable[[Any, Iterator[bytes
 class EngineAnswer:
     """The prompt that an engine made of a conversation, and its greedy answer."""
 
-    prompt: str | None = None  # its text, with llama.cpp's marker for each picture; None where the engine does not say
-    ids: list[int] | None = None  # of the prompt as the model read them; None where the engine does not say
-    prompt_tokens: int | None = None  # how many it counted; None where it does not say
+    # A field is None if the engine does not report it.
+    prompt: str | None = None  # the rendered text, with llama.cpp's marker for each picture
+    ids: list[int] | None = None  # the token ids of the prompt, as the model read them
+    prompt_tokens: int | None = None  # the length of the prompt, as the engine counted it
     text: str = ""
-    stopped: bool = False  # it ended the answer itself
-    # the ids of the answer, without the one that ends it; None where the engine does not say
-    tokens: list[int] | None = None
-    # `tokens` are those behind which the answer ended with a whole character, as it was written
-    whole_characters: bool = False
-    pieces: list[bytes] | None = None  # the bytes of its tokens that have some; None where the engine does not say
+    stopped: bool = False  # the model ended the answer before its limit
+    tokens: list[int] | None = None  # the token ids of the answer, without the token that ends it
+    whole_characters: bool = False  # `tokens` lacks the tokens after which the text ended inside a UTF-8 character
+    pieces: list[bytes] | None = None  # the bytes of each token of the answer that has text
     refused: str = ""  # why there is no prompt
-    no_answer: str = ""  # why there is a prompt, and no answer
+    no_answer: str = ""  # why there is a prompt, but no answer
 
 
 @dataclass(frozen=True)
@@ -55,18 +54,17 @@ class EngineRun:
     engine: str
     version: str
     answers: list[EngineAnswer]
-    # what else it says of itself, such as the chat format that it chose
-    figures: dict[str, str] = field(default_factory=dict)
-    without: str = ""  # what of it was switched off, because it does not run here with it
+    figures: dict[str, str] = field(default_factory=dict)  # more facts about the engine, such as its chat format
+    without: str = ""  # a feature that was switched off because the engine crashes with it on this machine
 
     @property
     def description(self) -> str:
-        """The engine as it was asked."""
+        """The engine's name and version, and the feature that was switched off."""
         return f"{self.engine} {self.version}" + (f" (without {self.without})" if self.without else "")
 
 
 class AnswerToken(msgspec.Struct, frozen=True):
-    """A token of an answer. Ollama tells no `id`."""
+    """A token of an answer. Ollama sends no `id`."""
 
     id: int | None = None
     bytes: list[int] | None = None
@@ -91,7 +89,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The answer of a server that speaks OpenAI's protocol, as far as it is read here."""
+    """The answer of a server with OpenAI's API: only the fields that are read here."""
 
     choices: Annotated[list[WrittenChoice], msgspec.Meta(min_length=1)]
     usage: Usage

@@ -1,4 +1,4 @@
-"""JSON over HTTP to a program on this machine, past any proxy."""
+"""Sends JSON over HTTP to a program on this machine, without a proxy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PAUSE_SECONDS = 0.1
 
 
 class HttpRefusal(Exception):
-    """The program answered with an error, whose text is its own, or with a document of another form."""
+    """The program answered with an HTTP error, or with a document of another form. The text quotes the program."""
 
 
 def post(url: str, document: object, kind: type[Answer]) -> Answer:
-    """The answer to a JSON document.
+    """Posts a JSON document and returns the answer as `kind`.
 
     Raises:
-        HttpRefusal: the program refuses it, or its answer is not of this kind.
+        HttpRefusal: the program refuses the document, or its answer is not a `kind`.
         OSError, HTTPException: there is no answer.
     """
     data = json.dumps(document).encode()
@@ -37,16 +37,16 @@ def post(url: str, document: object, kind: type[Answer]) -> Answer:
 
 
 def get(url: str, kind: type[Answer]) -> Answer:
-    """Raises what `post` raises."""
+    """Gets a JSON document as `kind`. Raises what `post` raises."""
     return _sent(urllib.request.Request(url), kind)  # noqa: S310
 
 
 @contextlib.contextmanager
 def asking(program: str) -> Iterator[None]:
-    """In the block, a program that ends while it is asked is an error of this program.
+    """Turns connection errors in the block into an error that names the program.
 
     Raises:
-        NativeCrash: there was no answer.
+        NativeCrash: the program did not answer.
     """
     try:
         yield
@@ -61,10 +61,10 @@ def asking(program: str) -> Iterator[None]:
 
 
 def wait_for(url: str, is_alive: Callable[[], bool], *, program: str, seconds: float = _SECONDS) -> None:
-    """Until a program that was just started answers.
+    """Waits until a program that was just started answers.
 
     Raises:
-        NativeCrash: it ended, or did not answer in time.
+        NativeCrash: the program ended, or did not answer in time.
     """
     end = time.monotonic() + seconds
     while is_alive() and time.monotonic() < end:

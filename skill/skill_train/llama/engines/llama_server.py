@@ -1,9 +1,9 @@
-"""llama.cpp's own server on one GGUF file: `/apply-template`, `/tokenize`, `/v1/chat/completions`.
+"""Asks llama-server with one GGUF file: `/apply-template`, `/tokenize`, `/v1/chat/completions`.
 
-Its README (tools/server, read 2026-11-26): `/apply-template` writes the prompt of a chat without an answer, `/tokenize`
-takes `add_special` and `parse_special`, `/props` names the build. The rendered prompt comes without a BOS that the
-tokenizer adds by itself, so the ids are compared, and not the text. Of pictures it writes a marker of its own making
-(`media_marker` of `/props`), and `usage` counts their tokens.
+Its README (tools/server, read 2026-11-26): `/apply-template` renders the prompt of a chat and writes no answer,
+`/tokenize` takes `add_special` and `parse_special`, `/props` names the build. The rendered prompt lacks the BOS that
+the tokenizer adds, so the token ids are compared and not the texts. The prompt has a marker for each picture
+(`media_marker` of `/props`), and `usage` counts the tokens of the pictures.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class _Tokens(msgspec.Struct):
 def ask(
     gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int, projector: Path | None = None
 ) -> EngineRun:
-    """The server's answers to conversations, and the prompts that it made of them.
+    """Starts llama-server, and returns its prompts and answers for the questions.
 
     Args:
-        projector: the file that reads pictures for the model.
+        projector: the GGUF file that reads pictures for the model.
 
     Raises:
-        VerificationFailed: it does not serve the file.
-        NativeCrash: it ended.
+        VerificationFailed: the server does not describe the file that it serves.
+        NativeCrash: the server ended, or did not answer.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -101,13 +101,13 @@ def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer
         prompt_tokens=answer.usage.prompt_tokens,
         text=choice.message.content or "",
         tokens=_tokens(choice),
-        whole_characters=True,  # tools/server/server-context.cpp, `process_token`: an incomplete text is not told
+        whole_characters=True,  # `process_token` in tools/server/server-context.cpp sends no incomplete character
         stopped=choice.finish_reason != "length",
     )
 
 
 def _message(message: Any, pictures: Iterator[bytes]) -> Any:
-    """As OpenAI's clients send it, with each picture where it stands."""
+    """The message as OpenAI's clients send it: each picture is a part of the content, at its place in the text."""
     return {**message, "content": [_openai_part(part, pictures) for part in message["content"]]}
 
 
@@ -119,7 +119,7 @@ def _openai_part(part: Any, pictures: Iterator[bytes]) -> Any:
 
 
 def _tokens(choice: WrittenChoice) -> list[int] | None:
-    """The ids of an answer, without the one that ends it, which has no text."""
+    """The token ids of an answer, without the token that ends it. None if a token has no id."""
     tokens = (choice.logprobs and choice.logprobs.content) or []
     ids = [each.id for each in tokens if each.id is not None]
     if not tokens or len(ids) < len(tokens):

@@ -1,11 +1,11 @@
-"""Ollama with a model that is made from one GGUF file, in a server and a store of its own.
+"""Asks Ollama, with a model that is made from one GGUF file. The server and its model store are temporary.
 
-Read in its repository, main of 2026-08-21 (fb30760), and run 2026-11-27 (0.33.0-rc2, built from it):
-`_debug_render_only` of `/api/chat` gives the prompt back as `_debug_info.rendered_template` (server/routes.go,
-api/types.go). It came with 0.11.5 (8de1da4); earlier versions pass over it and answer. From 0.12.11 on (59241c5)
-`logprobs` tells the tokens of an answer. `ollama create` compares the template in the file with templates of its own
+Read in Ollama's repository, main of 2026-08-21 (fb30760), and run 2026-11-27 (0.33.0-rc2, built from it):
+`_debug_render_only` of `/api/chat` returns the prompt as `_debug_info.rendered_template` (server/routes.go,
+api/types.go). It came with 0.11.5 (8de1da4); earlier versions ignore it and answer. From 0.12.11 on (59241c5)
+`logprobs` returns the tokens of an answer. `ollama create` compares the template in the file with its own templates
 and takes the nearest one below a distance of 100 (server/model.go `detectChatTemplate`, template/template.go `Named`).
-Where it knows none, it lets its llama-server render the file's own (server/routes.go `chatModeForModel`).
+If none is near, Ollama's llama-server renders the template in the file (server/routes.go `chatModeForModel`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.pictures.compare import MARKER
 
 _MODEL = "skill-train-verify"
-# For a picture in a prompt: of Ollama's own templates, and where its llama-server renders (llm/llama_server.go).
+# Markers of pictures in a prompt: of Ollama's own templates, and of its llama-server (llm/llama_server.go).
 _MARKERS = re.compile(r"\[img-\d+\]|<__ollama_media_\w+__>")
 _CRASHED = "runner process has terminated"  # llm/server.go
 
@@ -62,13 +62,13 @@ class _Answer(msgspec.Struct):
 def ask(
     gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, projector: Path | None = None
 ) -> EngineRun:
-    """Ollama's answers to conversations, and the prompts that it made of them.
+    """Starts Ollama, and returns its prompts and answers for the questions.
 
     Args:
-        projector: the file that reads pictures for the model.
+        projector: the GGUF file that reads pictures for the model.
 
     Raises:
-        VerificationFailed: Ollama makes no model of the file, or crashes on it.
+        VerificationFailed: Ollama cannot create a model from the file, or crashes on it.
         NativeCrash: Ollama itself ended.
         NotInstalled: this Ollama does not show its prompts.
     """
@@ -100,9 +100,9 @@ def _version(url: str) -> str:
 
 
 def _modelfile(gguf: Path, projector: Path | None) -> str:
-    """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
-    from where the Modelfile lies for a model's name, and asks the host that the name begins with. The SYSTEM of an
-    export is left out: it would begin each conversation."""
+    """The Modelfile beside a GGUF file, with the absolute paths of the file and its projector in FROM. Ollama takes a
+    relative path that it does not find for a model name, and asks the host that the name begins with. The SYSTEM of
+    an export is left out, because it would begin each conversation."""
     beside = gguf.parent / "Modelfile"
     text = beside.read_text(encoding="utf-8", errors="surrogateescape") if beside.is_file() else ""
     lines = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text).splitlines()
@@ -146,14 +146,14 @@ def _ask_server(url: str, question: EngineQuestion, context_tokens: int) -> Engi
 
 
 def _message(message: Any, pictures: Iterator[bytes]) -> Any:
-    """With the pictures beside its text: where they stand in it cannot be said."""
+    """The message as Ollama takes it: the pictures are a separate list, without their places in the text."""
     text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
     images = [base64.b64encode(next(pictures)).decode() for part in message["content"] if part["type"] == "image"]
     return {**message, "content": text, **({"images": images} if images else {})}
 
 
 def _refusal(refusal: HttpRefusal) -> str:
-    """Raises VerificationFailed if it is that of a crash."""
+    """The text of a refusal. Raises VerificationFailed if it reports a crash."""
     if _CRASHED in str(refusal):
         hint = "ollama run on the same file, and read the log of ollama serve"
         raise bad_gguf("Ollama crashes on the file", got=str(refusal), hint=hint) from None

@@ -15,7 +15,7 @@ _ASK_SECONDS = 60.0
 
 
 def version_of(program: str, *words: str) -> str:
-    """What the program says of its version, in one line; empty if it says nothing."""
+    """The last line of the program's output that has the word `version`; empty if there is none."""
     try:
         done = subprocess.run(
             [program, *words], capture_output=True, text=True, check=False, timeout=_ASK_SECONDS, errors="replace"
@@ -27,7 +27,7 @@ def version_of(program: str, *words: str) -> str:
 
 
 def run_once(words: list[str], environment: Mapping[str, str], log: Path) -> int:
-    """The exit code of a program that ends by itself."""
+    """Runs a program to its end, and returns its exit code."""
     with log.open("a", encoding="utf-8") as file:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **environment}, check=False
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(words: list[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a process group of its own, which ends with the block, and with it what it has started."""
+    """Starts a program in a new process group. The whole group ends with the block."""
     with (
         log.open("a", encoding="utf-8") as file,
         subprocess.Popen(

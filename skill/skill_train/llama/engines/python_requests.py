@@ -1,5 +1,5 @@
-"""The requests that `serve` takes, in place of llama_cpp.server's own: the model's defaults, messages and tools as they
-were sent, and what llama.cpp cannot compute, or the server does not do, refused by its name."""
+"""The request classes of `serve`, in place of llama_cpp.server's own. They have the model's sampling defaults, and keep
+messages and tools as they were sent. They refuse, by name, each field that llama.cpp or the server does not support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from skill_train.llama.sampling import Sampling
 from skill_train.program.examples import is_text_part
 
-# What the server would pass over, and what changes an answer: of OpenAI's protocol, and of vLLM and others.
+# Fields of OpenAI, vLLM and others that would change an answer, and that the server would ignore.
 _NOT_DONE = (
     "reasoning_effort", "verbosity", "web_search_options", "audio", "functions", "repetition_penalty", "typical_p",
     "ignore_eos", "stop_token_ids", "chat_template", "chat_template_kwargs", "continue_final_message",
@@ -18,13 +18,12 @@ _NOT_DONE = (
 
 
 def own_requests(sampling: Sampling) -> None:
-    """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
-    and messages and tools as they were sent."""
+    """Replaces the server's request classes. Call it before llama_cpp.server.app is imported, whose routes use them."""
     from llama_cpp.server import types
     from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
 
     def unless_null(kind: type, default: Any, **bounds: float) -> tuple[Any, Any]:
-        """A field for which `null` says as much as nothing, as in OpenAI's protocol."""
+        """A field that takes its default if the request sends `null`, as in OpenAI's API."""
         default_for_null = BeforeValidator(lambda value: default if value is None else value)
         return Annotated[kind, Field(**bounds), default_for_null], default
 
@@ -39,8 +38,8 @@ def own_requests(sampling: Sampling) -> None:
         "seed": (int | None, Field(None, ge=-(1 << 63), lt=1 << 63)),
         "stream": unless_null(bool, False),
         "stop": (Annotated[str | list[str] | None, AfterValidator(_without_empty), whole], None),
-        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
-        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
+        "n": (int | None, Field(1, ge=1, le=1)),  # the server gives one answer, however many are requested
+        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server blocks at most one of several end tokens
         "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
         **{name: (no_use, Field(None, exclude=True)) for name in _NOT_DONE},
     }
@@ -67,7 +66,7 @@ def own_requests(sampling: Sampling) -> None:
 
 
 def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Texts in parts are joined, as those of a row are."""
+    """Joins the text parts of each message, as for the rows of a dataset."""
     for message in messages:
         parts = message.get("content")
         if parts is None or isinstance(parts, str):
@@ -79,7 +78,7 @@ def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _whole_text(value: Any) -> Any:
-    """JSON can have half of a character that UTF-16 writes in two, and no tokenizer reads it."""
+    """Refuses text with a lone surrogate. JSON can express one, but no tokenizer reads it."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -92,13 +91,13 @@ def half_character(error: UnicodeEncodeError) -> str:
 
 
 def _not_done(value: Any) -> None:
-    """Of what changes nothing, such as a penalty of 1, there is nothing to say."""
+    """Refuses an unsupported field, unless its value has no effect, such as a penalty of 1."""
     if value and not (type(value) in (int, float) and value == 1):
         raise ValueError("this server does not do it, and would answer as if it were not there: leave it out")
 
 
 def _without_empty(stop: str | list[str] | None) -> list[str]:
-    """Texts that end an answer. An empty one, which some clients send for none, would end each at once."""
+    """The stop texts without empty ones. Some clients send an empty text for none; it would end each answer at once."""
     return [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]
 
 

@@ -1,4 +1,4 @@
-"""The job of the child process that runs llama_cpp.server, and how it is asked."""
+"""Starts llama_cpp.server in a child process, and asks it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ _BEGIN_SECONDS = 600.0  # a large file is read from a slow disk
 
 
 class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, and how."""
+    """The file to serve, and the settings of the server."""
 
     gguf: str
-    name: str  # of the model, for its clients
+    name: str  # the model name that clients see
     host: str = LOOPBACK
     port: int = 0  # 0 for a free one
-    api_key: str | None = None  # what a client must show; None for nothing
-    template: str | None = None  # the chat template of the file; None serves completions of text alone
+    api_key: str | None = None  # the key that clients must send; None for no key
+    template: str | None = None  # the chat template of the file; None serves text completions only
     bos: str = ""
     eos: str = ""
-    # prompts are brought into the form NFC, as the model's tokenizer does and llama.cpp does not
-    composes: bool = False
-    sampling: Sampling = Sampling()  # what holds where a request says nothing
+    composes: bool = False  # prompts are normalized to NFC, as the model's tokenizer does and llama.cpp does not
+    sampling: Sampling = Sampling()  # the defaults for fields that a request leaves out
     context_tokens: int
     threads: int
     device: str | None = "cpu"  # `cpu` or `gpu`; None for the GPU where llama.cpp has one
-    stock: bool = False  # the server as it is by itself: its own guess of a chat format, its own defaults
-    reports: bool = False  # each prompt goes to the command, as the ids that the model read
+    stock: bool = False  # an unchanged server, which guesses the chat format and has its own defaults
+    reports: bool = False  # the child sends an `Exchange` to the command after each answer
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """The ids of a prompt, and those of its answer without the token that ends it."""
+    """The token ids of a prompt and of its answer. The token that ends the answer is left out."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -53,27 +52,27 @@ class Exchange(msgspec.Struct, frozen=True):
 
 @dataclass
 class Served:
-    """A server that answers."""
+    """A running server."""
 
     worker: LiveWorker
-    url: str  # with the `/v1` that clients of OpenAI's protocol ask for
-    version: str
-    chat_format: str  # by which it writes prompts
+    url: str  # with `/v1`, as clients of OpenAI's API need it
+    version: str  # the version of llama-cpp-python
+    chat_format: str  # llama-cpp-python's name of the format in which the server writes prompts
     device: str  # `cpu` or `gpu`
-    repacks: bool  # weights may be packed anew for the processor, as the server does by itself
+    repacks: bool  # llama.cpp may repack weights for the processor, as it does by default
 
     def wait(self) -> None:
         """Waits until the server ends, and raises the reason.
 
         Raises:
-            NativeCrash: it crashed.
+            NativeCrash: the server crashed.
             DecisionNeeded: there was not enough memory.
         """
         while True:
             self.worker.receive()
 
     def report(self) -> Exchange:
-        """What the model read and wrote last, where the job asks for reports."""
+        """Waits for the next exchange. The job must have `reports`."""
         return msgspec.convert(self.worker.receive(), Exchange)
 
 
@@ -101,13 +100,13 @@ def missing_packages() -> list[str]:
 
 @contextlib.contextmanager
 def served(job: ServerJob) -> Iterator[Served]:
-    """A server, which ends with the block.
+    """Starts a server that ends with the block.
 
     Raises:
         UsageError: the address cannot be used.
         VerificationFailed: llama.cpp refuses the file.
-        NativeCrash: it crashed.
-        NotInstalled: a package is missing, or a GPU was asked for and llama.cpp has none.
+        NativeCrash: llama.cpp crashed.
+        NotInstalled: a package is missing, or the job asks for a GPU and llama.cpp has none.
     """
     require_server()
     with live_worker(WORKER, msgspec.to_builtins(job)) as worker:
@@ -118,7 +117,7 @@ def served(job: ServerJob) -> Iterator[Served]:
 
 
 def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:
-    """The stock server's answers to conversations, and the prompts that it made of them."""
+    """Starts a stock server, and returns its prompts and answers for the questions."""
     job = ServerJob(
         gguf=str(gguf), name=gguf.name, context_tokens=context_tokens, threads=threads, stock=True, reports=True
     )

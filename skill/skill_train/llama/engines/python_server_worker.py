@@ -1,14 +1,14 @@
 """Child process: llama_cpp.server on one GGUF file, with the file's own template and the model's own defaults.
 
-Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.py, 2026-11-26). By itself the server
+Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.py, 2026-11-26). An unchanged server
 
-- guesses a chat format from the template's text, and takes llama-2's where a file has no template;
+- guesses a chat format from the template's text, and takes llama-2's format if a file has no template;
 - reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
-- has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
-- orders the fields of tools and messages by its own classes, and leaves out what they do not name;
-- lets the pages of every site ask it (CORS `*`);
-- ends a stream when another request comes, and sends nothing where a stream begins with an error;
-- ends at a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and at an id that no token has.
+- has the request defaults `repeat_penalty` 1.1 and `temperature` 0.8;
+- reorders the fields of tools and messages by its own classes, and drops fields that the classes do not name;
+- accepts requests from the pages of every site (CORS `*`);
+- ends a stream when another request comes, and sends nothing if a stream begins with an error;
+- crashes on a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and on unknown token ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from skill_train.program.tokenizer import begins_itself
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"  # the model is loaded for texts alone
-_WAITING = 128
+_WAITING = 128  # connections that may wait to be accepted
 _MOST_FLOAT = 3.4e38  # llama.cpp computes with 32 bits
 
 
@@ -45,7 +45,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     bound = _bound(job)  # before the file is loaded, which takes long
     api, gpu = bindings(), uses_gpu(job.device)
     with captured_log(api) as lines:
-        # llama-cpp-python 0.3.36 segfaults there when it repacks quantized weights.
+        # On processors with AMX, llama-cpp-python 0.3.36 segfaults when it repacks quantized weights.
         if has_amx := b"AMX_INT8 = 1" in api.llama_print_system_info():
             _switch_off("llama_model_default_params", "use_extra_bufts")
         import jinja2
@@ -63,7 +63,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-    bound.listen(_WAITING)  # whoever comes before the loop runs waits
+    bound.listen(_WAITING)  # clients that connect before the loop runs wait
     send(
         {
             "port": bound.getsockname()[1],
@@ -77,7 +77,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
 
 
 def _require_answer(file: Path, llama: Any) -> None:
-    """Asks the model once: of damaged weights the server would serve any token as an answer.
+    """Runs the model once, because with damaged weights the server would answer with arbitrary tokens.
 
     Raises:
         VerificationFailed: llama.cpp cannot run the model, or its scores are not numbers.
@@ -93,7 +93,7 @@ def _require_answer(file: Path, llama: Any) -> None:
 
 
 def _bound(job: ServerJob) -> socket.socket:
-    """A socket that waits at the address."""
+    """A socket bound to the job's address, not listening yet. Raises UsageError if the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -111,7 +111,7 @@ def _bound(job: ServerJob) -> socket.socket:
 
 
 def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
-    """The server's app, and the model that it has loaded."""
+    """The server's FastAPI app, and the `llama_cpp.Llama` that it has loaded."""
     if not job.stock:
         own_requests(job.sampling)
         _no_templates()
@@ -122,7 +122,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     from starlette.middleware.cors import CORSMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    if not job.stock:  # without a template nobody may write the prompt of a chat
+    if not job.stock:  # without a template the server has no chats
         absent = {_EMBEDDINGS} if job.template is not None else {_EMBEDDINGS, _CHATS}
         server.router.routes[:] = [route for route in server.router.routes if route.path not in absent]
     model = ModelSettings(
@@ -134,7 +134,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
         n_threads_batch=job.threads,
         n_gpu_layers=-1 if gpu else 0,
         offload_kqv=gpu,
-        logits_all=False,  # of a vocabulary of 152,000 they are 0.6 MB a token
+        logits_all=False,  # with a vocabulary of 152,000, the logits of one token are 0.6 MB
         verbose=False,
     )
     settings = ServerSettings(host=job.host, port=job.port, api_key=job.api_key, interrupt_requests=False)
@@ -142,7 +142,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     llama = server._llama_proxy()
     if not job.stock:
         app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
-        if is_loopback(job.host):  # a page of another site may reach it under a name of its own
+        if is_loopback(job.host):  # against DNS rebinding: a site may point its own host name at this machine
             hosts = [LOOPBACK, "localhost", job.host, f"[{job.host}]"]
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
@@ -153,7 +153,7 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
 
 
 def _no_templates() -> None:
-    """llama_cpp.Llama makes a formatter of each template in the metadata, and reads some without their last byte."""
+    """Hides the templates in the metadata from llama_cpp.Llama, which reads some of them without their last byte."""
     from llama_cpp._internals import LlamaModel
 
     everything = LlamaModel.metadata
@@ -165,7 +165,7 @@ def _no_templates() -> None:
 
 
 def _own_template(job: ServerJob, llama: Any) -> None:
-    """The template from the file's bytes."""
+    """Renders chats with the job's template, which was read from the file's bytes."""
     from jinja2 import TemplateError
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter, chat_formatter_to_chat_completion_handler
 
@@ -185,8 +185,8 @@ def _own_template(job: ServerJob, llama: Any) -> None:
 
 
 def _with_texts(formatter: Any, arguments: dict[str, Any]) -> Any:
-    """What a template writes of messages. Clients send calls with a content that is null, and rows are trained with an
-    empty text there: of null, templates write `None`, or fail. Some write calls for null alone, and get it."""
+    """Renders messages, with an empty text for a null content, as in the training rows. Clients send null with tool
+    calls, for which templates write `None`, or fail. A template that writes tool calls only for null gets null."""
     from jinja2 import TemplateError
 
     sent = arguments["messages"]
@@ -195,18 +195,18 @@ def _with_texts(formatter: Any, arguments: dict[str, Any]) -> Any:
     response = formatter(**arguments | {"messages": texts})
     if any(null):
         silent = [each | {"tool_calls": None} if is_null else each for each, is_null in zip(texts, null, strict=True)]
-        with suppress(LookupError, TypeError, ValueError, TemplateError):  # of a template that wants the calls
+        with suppress(LookupError, TypeError, ValueError, TemplateError):  # the template needs the calls
             if formatter(**arguments | {"messages": silent}).prompt == response.prompt:
                 return formatter(**arguments)
     return response
 
 
 class _Refused(ValueError):
-    """Of a request: the answer is HTTP 400."""
+    """The request is refused: the answer is HTTP 400."""
 
 
 async def _refuse_what_is_no_json(request: Any, error: Exception) -> Any:
-    """The server reads the body once more when it tells an error, which fails again."""
+    """Answers HTTP 400. The server's own error handler would read the body again, and fail again."""
     from starlette.responses import JSONResponse
 
     problem = {"message": f"the request is not JSON: {error}", "type": "invalid_request_error"}
@@ -214,7 +214,8 @@ async def _refuse_what_is_no_json(request: Any, error: Exception) -> Any:
 
 
 def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
-    """And names the model in each answer, where the server writes what it was asked for, or the path of the file."""
+    """Refuses requests that would crash llama.cpp or be answered wrongly. Also names the model `job.name` in answers,
+    where an unchanged server has the request's name or the file's path."""
     handler, prepare, detokenize = server.RouteErrorHandler, server.prepare_request_resources, llama.detokenize
     wrapper, words = handler.error_message_wrapper, llama.n_vocab()
 
@@ -251,7 +252,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
 
 
 def _request_error(error: Any) -> str | None:
-    """What is wrong with a request; None where the error is not about one."""
+    """What is wrong with the request; None if the error has another cause."""
     if isinstance(error, UnicodeEncodeError):
         return half_character(error)
     if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
@@ -260,7 +261,7 @@ def _request_error(error: Any) -> str | None:
 
 
 def _require_finite(options: dict[str, Any]) -> None:
-    """Python reads NaN and Infinity, which JSON does not have, and llama.cpp would compute with them."""
+    """Refuses NaN and infinity. JSON has neither, but Python's parser reads them, and llama.cpp would use them."""
     for name, value in options.items():
         numbers = value.values() if isinstance(value, dict) else [value]
         if any(isinstance(number, float) and not abs(number) < _MOST_FLOAT for number in numbers):
@@ -268,7 +269,7 @@ def _require_finite(options: dict[str, Any]) -> None:
 
 
 def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
-    """Takes the start token from a prompt that begins with it, as rendered rows do: the server puts one before each."""
+    """Removes the BOS at the start of a prompt, such as a rendered row has, because the server adds one to each."""
     prompt = options.get("prompt")
     if prompt is None or not llama._model.add_bos_token() or not begins_itself(prompt, bos):
         return
@@ -278,8 +279,8 @@ def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
 
 
 def _require_no_grammar(body: Any) -> None:
-    """A grammar that parses can still crash llama.cpp, or keep it busy without end, at a later token. So nothing can
-    check one, and only llama_cpp's own grammar of JSON is used."""
+    """Refuses a grammar of the client. Even one that parses can crash llama.cpp at a later token, or keep it busy
+    without end, so no check would help. Only llama_cpp's own grammar of JSON is allowed."""
     wanted = getattr(body, "response_format", None) or {"type": "text"}
     asked_for = {
         "grammar": bool(body.grammar),
@@ -295,7 +296,7 @@ def _require_no_grammar(body: Any) -> None:
 
 
 def _tell_errors(server: Any) -> None:
-    """An error in a stream becomes its last event: HTTP 200 is sent before the model is asked."""
+    """Sends an error in a stream as its last event, because HTTP 200 is sent before the model runs."""
     from jinja2 import TemplateError
 
     publish, handler = server.get_event_publisher, server.RouteErrorHandler
@@ -314,7 +315,7 @@ def _tell_errors(server: Any) -> None:
 
 
 def _with_usage(call: Callable[..., Any], llama: Any, **options: Any) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream, and how many tokens it had as the last one."""
+    """The chunks of a stream, and a last chunk with the numbers of its tokens."""
     last: dict[str, Any] = {}
     for last in call(llama, **options):
         yield last | {"usage": None}
@@ -324,7 +325,7 @@ def _with_usage(call: Callable[..., Any], llama: Any, **options: Any) -> Iterato
 
 
 def _watch(llama: Any, send: Send | None) -> None:
-    """Keeps each prompt that the model reads, and the tokens that it answers with, and tells the command of them."""
+    """Keeps the last prompt and answer in `llama.exchange`. `send` gets each exchange; None sends nothing."""
     generate, api = llama.generate, bindings()
 
     def watched(tokens: Any, *more: Any, **options: Any) -> Any:
@@ -334,7 +335,7 @@ def _watch(llama: Any, send: Send | None) -> None:
             for token in generate(tokens, *more, **options):
                 answer += [] if api.llama_vocab_is_eog(llama._model.vocab, token) else [int(token)]
                 yield token
-        finally:  # the server leaves the answer where it ends
+        finally:  # the server closes this generator where the answer ends
             if send is not None:
                 send(msgspec.to_builtins(llama.exchange))
 
@@ -342,7 +343,7 @@ def _watch(llama: Any, send: Send | None) -> None:
 
 
 def _switch_off(defaults: str, field: str) -> None:
-    """Makes a field of llama.cpp's default parameters False, for which llama_cpp.server has no setting."""
+    """Sets a field of llama.cpp's default parameters to False. llama_cpp.server has no setting for these fields."""
     from llama_cpp import llama_cpp as low
 
     default = getattr(low, defaults)

@@ -1,1 +1,1 @@
-"""Importance matrices: how large the inputs of each weight matrix are, column by column, on some text."""
+"""Importance matrices: for each weight matrix, the mean square of its inputs on some text, for each column."""

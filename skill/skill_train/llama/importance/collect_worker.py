@@ -1,9 +1,9 @@
-"""Child process: runs llama.cpp over texts, and sums the squares of what goes into each weight matrix.
+"""Child process: runs llama.cpp over texts, and sums the squares of the inputs of each weight matrix.
 
-llama.cpp calls back for every node of its graph. MUL_MAT has the weights as its first source and their inputs as its
-second; MUL_MAT_ID has the experts' weights, the inputs, and the number of the expert that each token was sent to. The
-sums are those of llama.cpp's tools/imatrix/imatrix.cpp in llama-cpp-python 0.3.36. It leaves out batches of fewer than
-16 tokens; here they count.
+llama.cpp calls back for every node of its graph. The sources of MUL_MAT are the weights and their inputs. The sources
+of MUL_MAT_ID are the experts' weights, the inputs, and the number of the expert that each token was sent to. The sums
+are the same as in llama.cpp's tools/imatrix/imatrix.cpp of llama-cpp-python 0.3.36, except that batches of fewer than
+16 tokens count too.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORKER = "skill_train.llama.importance.collect_worker"
-CONTEXT = 512  # tokens of one text, as llama.cpp's own tool takes them (tools/imatrix, n_ctx)
+CONTEXT = 512  # tokens of one text, as in llama.cpp's own tool (tools/imatrix, n_ctx)
 
 
 class CollectJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run, and the file for the matrix."""
+    """The model and the texts to run. `out` is the file for the importance matrix."""
 
     gguf: str  # an unquantized file
-    sequences: list[list[int]]  # token ids, at most `CONTEXT` of each
+    sequences: list[list[int]]  # token ids, at most `CONTEXT` in each sequence
     threads: int
     out: str
-    datasets: list[str]  # the names of the data, for the metadata of the file
-    # model, data: the sha256 of the model's file and of the token ids
+    datasets: list[str]  # the names of the data, for the metadata of `out`
+    # model, data: the sha256 of the GGUF file and of the token ids
     model: str
     data: str
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen."""
+    """Counts of what the callback saw."""
 
-    tokens: int  # that were read
+    tokens: int  # the number of tokens read
     entries: int  # matrices whose inputs were seen
     unused_experts: int  # experts that no token was sent to
     unseen: list[str]  # matrices of layers whose inputs were not seen
 
 
 def windows(ids: list[int], first_token: int | None) -> list[list[int]]:
-    """A row in parts of `CONTEXT` tokens, as llama.cpp's tool reads its text: each from an empty context, and each with
-    the token that begins every text of the model.
+    """Divides a row into parts of at most `CONTEXT` tokens. As in llama.cpp's tool, each part is read from an empty
+    context and begins with the model's first token.
 
     Args:
-        first_token: that token; None if the model has none. A row that begins without it has no part with it.
+        first_token: the token that begins every text, such as BOS; None if the model has none. It is left out if the
+            row does not begin with it.
     """
     lead = ids[:1] if ids[:1] == [first_token] else []
     width = CONTEXT - len(lead)
@@ -62,17 +63,17 @@ def windows(ids: list[int], first_token: int | None) -> list[list[int]]:
 
 
 class Sums:
-    """The sums of squares by matrix, filled by `take`."""
+    """The sums of squares and the counts, by the name of the matrix. `take` fills them."""
 
     def __init__(self, nodes: Nodes, shapes: dict[str, tuple[int, int]]) -> None:
         self.nodes, self.shapes = nodes, shapes
         self.squares: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
-        # of the callback: llama.cpp's C code cannot pass it on; it stops the graph, and says that all went well
+        # an exception in the callback: llama.cpp's C code cannot pass it on, and reports success after a stopped graph
         self.error: BaseException | None = None
 
     def take(self, pointer: int, asks: bool, _: Any) -> bool:
-        """The callback. llama.cpp asks for each node whether it is wanted, and comes again with its sources filled."""
+        """The callback. With `asks`, it returns whether the node is wanted; the next call has the computed sources."""
         try:
             return self._take(pointer, asks)
         except BaseException as error:  # noqa: BLE001  C code calls this
@@ -102,8 +103,8 @@ class Sums:
         return self.squares[name], self.counts[name]
 
     def _add(self, name: str, weights: GgmlTensor, node: GgmlTensor) -> None:
-        """All rows of the inputs. Where the weights are several matrices, such as one for each head, each gets the
-        inputs of its own, and the count is the rows of one of them."""
+        """Adds all rows of the inputs. If the tensor holds several matrices, such as one for each head, each sum has
+        the inputs of one matrix, and the count is the number of rows of one matrix."""
         import numpy as np
 
         inputs = self.nodes.values(node.src[1])
@@ -117,7 +118,7 @@ class Sums:
         counts += outer * middle * rows / len(squares)
 
     def _add_experts(self, name: str, _: GgmlTensor, node: GgmlTensor) -> None:
-        """Each row of the inputs counts for the experts that it was sent to."""
+        """Adds each row of the inputs to the experts that it was sent to."""
         import numpy as np
 
         inputs, chosen = self.nodes.values(node.src[1])[0], self.nodes.values(node.src[2])[0, 0]
@@ -145,10 +146,10 @@ def run(job: CollectJob) -> Collected:
 
 
 def summed(job: CollectJob, shapes: dict[str, tuple[int, int]]) -> Sums:
-    """The sums over all texts, by matrix.
+    """Runs the model over all texts, and returns the sums.
 
     Args:
-        shapes: how many matrices, and of how many columns, are in each tensor.
+        shapes: for each tensor, the number of its matrices and their columns.
     """
     sums = Sums(Nodes(ggml()), shapes)
     callback = bindings().ggml_backend_sched_eval_callback(sums.take)
@@ -158,7 +159,7 @@ def summed(job: CollectJob, shapes: dict[str, tuple[int, int]]) -> Sums:
         in_context(file, context_tokens=CONTEXT, threads=job.threads, on_node=callback) as llama,
     ):
         for ids in job.sequences:
-            # With logits for every token: llama.cpp leaves the others out of the last layer.
+            # This computes logits for every token, because llama.cpp's last layer leaves out tokens without logits.
             for start, logits in llama.logits(ids):
                 if sums.error is not None:
                     raise sums.error

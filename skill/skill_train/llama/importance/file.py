@@ -1,9 +1,9 @@
-"""The file of an importance matrix, as llama.cpp's tools read and write it: a GGUF file of the type `imatrix`.
+"""Reads and writes importance matrices in the format of llama.cpp's tools: a GGUF file of the type `imatrix`.
 
-For each matrix NAME of the model it holds NAME.in_sum2, the sums of the squares of the inputs [counts, columns], and
-NAME.counts, how many inputs were summed. Format: tools/imatrix/imatrix.cpp and common/imatrix-loader.cpp in
-llama-cpp-python 0.3.36. Two keys are our own, and other readers pass over them: the sha256 of the model's file and that
-of the token ids.
+For each matrix NAME of the model the file holds NAME.in_sum2, the sums of the squares of the inputs [counts, columns],
+and NAME.counts, the number of inputs that were summed. Format: tools/imatrix/imatrix.cpp and
+common/imatrix-loader.cpp in llama-cpp-python 0.3.36. Two metadata keys are our own: the sha256 of the model's file, and
+the sha256 of the token ids. Other readers ignore them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 if TYPE_CHECKING:
     import numpy as np
 
-_SUMS, _COUNTS, _MEANS = ".in_sum2", ".counts", ".in_sum"  # newer llama.cpp writes the third, which nothing here needs
+_SUMS, _COUNTS, _MEANS = ".in_sum2", ".counts", ".in_sum"  # newer llama.cpp writes the third; it is not read here
 _MODEL_KEY, _DATA_KEY = "skill_train.imatrix.model_sha256", "skill_train.imatrix.data_sha256"
 _SHOWN = 300  # characters of a reason: a name in the file may have any length
-_LEAST = 1e-6  # of the mean: a column without any input would get no weight at all, and blocks of such columns NaN
-_USUAL = 1e12  # means of this size, or of 1 / this, round as means of 1 do
-# What the quantizer never touches (tensor_allows_quantization in src/llama-quant.cpp), among the matrices of layers.
+_LEAST = 1e-6  # the least importance of a column, as a share of the mean: blocks of columns without any become NaN
+_USUAL = 1e12  # with means between 1 / this and this, the quantizer rounds as with means of 1
+# Matrices of layers that the quantizer never rounds (tensor_allows_quantization in src/llama-quant.cpp).
 _NEVER_QUANTIZED = (
     "_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight", "altup",
     "laurel",
@@ -35,17 +35,17 @@ _NEVER_QUANTIZED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """Of one matrix of the model. A mixture has a count for each expert."""
+    """The sums and counts for one matrix tensor of the model. A mixture has one count for each expert."""
 
     sums: np.ndarray  # float32 [matrices, columns]
     counts: np.ndarray  # float32 [matrices], or [1] for all of them
 
     def means(self) -> np.ndarray:
-        """The means of the squares, float32 [matrices x columns], as the quantizer takes them. An expert without any
-        input counts every column alike, as in llama.cpp's load_imatrix (tools/quantize/quantize.cpp).
+        """The means of the squares, float32 [matrices x columns], for the quantizer. An expert without any input has
+        the same mean for every column, as in llama.cpp's load_imatrix (tools/quantize/quantize.cpp).
 
-        Only their proportions matter. Means that are so large or so small that the quantizer's sums leave the range of
-        float32 are scaled by a power of two: with means of 3e38 or 1e-44 it rounds all weights of a block to nearly 0.
+        Only the proportions matter. Very large or small means are scaled by a power of two, because the quantizer's
+        sums would leave the range of float32: with means of 3e38 or 1e-44 it rounds all weights of a block to nearly 0.
         """
         import numpy as np
 
@@ -61,19 +61,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """The entries by the name of the matrix, and what they were computed of."""
+    """The entries by the name of the matrix, and the data that they were computed from."""
 
     entries: dict[str, Entry]
     datasets: list[str]  # names of the data, without folders
     chunk_count: int
     chunk_size: int
-    # model, data: sha256 of the model's file and of the token ids; empty in a file of another program
+    # model, data: sha256 of the model's file and of the token ids; empty if another program wrote the matrix
     model: str = ""
     data: str = ""
 
 
 def wanted_matrices(gguf: GgufFile) -> dict[str, Tensor]:
-    """The matrices of the layers that a quantizer rounds. llama.cpp's tool leaves embedding and output out as well."""
+    """The matrices of layers that a quantizer rounds. As in llama.cpp's tool, embedding and output are left out."""
     return {
         name: tensor
         for name, tensor in gguf.tensors.items()
@@ -88,14 +88,14 @@ def shape_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
-    """Writes the file. The caller gives it its final name."""
+    """Writes to `path` directly. The caller gives the file its final name."""
     import numpy as np
     from gguf import GGUFWriter
 
     writer = GGUFWriter(str(path), "")
     writer.kv_data[0].clear()  # a matrix has no architecture
     writer.add_type("imatrix")
-    # As bytes: a name of a file may be no UTF-8.
+    # As bytes, because a file name may not be UTF-8.
     writer.add_array("imatrix.datasets", [name.encode("utf-8", "surrogateescape") for name in matrix.datasets])
     writer.add_uint32("imatrix.chunk_count", matrix.chunk_count)
     writer.add_uint32("imatrix.chunk_size", matrix.chunk_size)
@@ -113,10 +113,10 @@ def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
 
 
 def read_matrix(path: Path) -> ImportanceMatrix:
-    """The checked content of a file.
+    """Reads and checks an importance matrix.
 
     Raises:
-        UsageError: it is not an importance matrix, is damaged, or holds numbers that cannot be sums of squares.
+        UsageError: the file is not an importance matrix, is damaged, or holds numbers that cannot be sums of squares.
     """
     if not path.is_file():
         raise _no_matrix(path, "no such file" if not path.exists() else "it is not a file")
@@ -155,10 +155,10 @@ def read_matrix(path: Path) -> ImportanceMatrix:
 
 
 def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[str]:
-    """Checks that the matrix is of a model with these tensors. Returns the matrices that it has no entry for.
+    """Checks that the importance matrix fits the model. Returns the names of the model's matrices without an entry.
 
     Raises:
-        UsageError: a name or a width is another model's.
+        UsageError: an entry has another name or width than the model's matrices, or no matrix of a layer has an entry.
     """
     matrices = wanted_matrices(model)
     for name, entry in matrix.entries.items():
@@ -176,7 +176,7 @@ def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[s
 
 
 def _without_folder(name: str) -> str:
-    """The name of the data. llama.cpp's tool writes the path of its text, which is nobody's business elsewhere."""
+    """The file name of the data. llama.cpp's tool writes an absolute path, which is private to its user."""
     for path in (PurePosixPath(name), PureWindowsPath(name)):
         if path.is_absolute():
             return path.name

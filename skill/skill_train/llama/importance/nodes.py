@@ -1,5 +1,5 @@
-"""The nodes of a graph as llama.cpp's callback sees them. No function of the library opens a tensor up, so its layout
-is mirrored here, and checked against the library."""
+"""Reads the nodes of a graph in llama.cpp's callback. The library has no functions for the fields of a tensor, so the
+layout of its struct is repeated here, and checked against the library."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from skill_train.core.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-_OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead() counts too
+_OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead() includes
 _F32, _F16, _I32 = 0, 1, 26  # enum ggml_type
 _NUMPY = {_F32: "<f4", _F16: "<f2", _I32: "<i4"}
 
 
 class GgmlTensor(ctypes.Structure):
-    """`struct ggml_tensor` of ggml/include/ggml.h in llama-cpp-python 0.3.36. `ne` are the lengths and `nb` the strides
-    in bytes, of the row first."""
+    """`struct ggml_tensor` of ggml/include/ggml.h in llama-cpp-python 0.3.36. `ne` are the lengths of the dimensions,
+    row length first, and `nb` their strides in bytes."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -46,7 +46,7 @@ class Nodes:
         ggml: the library, from `llama_cpp.ggml`.
 
     Raises:
-        UsageError: the library lays its tensors out in another way.
+        UsageError: the library's tensors have another layout.
     """
 
     def __init__(self, ggml: Any) -> None:
@@ -67,7 +67,7 @@ class Nodes:
         )
 
     def at(self, pointer: int) -> GgmlTensor:
-        """The node at an address. The first one is compared with what the library itself says of it."""
+        """The node at an address. The first node's fields are compared with the library's own functions."""
         node = GgmlTensor.from_address(pointer)
         if not self._compared:
             same = (
@@ -86,10 +86,10 @@ class Nodes:
         return self._ops[node.op]
 
     def values(self, pointer: int) -> np.ndarray:
-        """A copy of the values [ne3, ne2, ne1, ne0] of a node, wherever they lie.
+        """A copy of the values [ne3, ne2, ne1, ne0] of a node, from the memory of any backend.
 
         Raises:
-            UsageError: they are of a type that is not read here.
+            UsageError: the values are not F32, F16 or I32.
         """
         import numpy as np
 
@@ -113,6 +113,6 @@ class Nodes:
 
 
 def weight_name(name: bytes) -> str:
-    """The name of a weight without what a scheduler puts around it: `CPU#blk.0.attn_k.weight#0`."""
+    """The name of a weight, without the scheduler's prefix and suffix, as in `CPU#blk.0.attn_k.weight#0`."""
     text = name.decode("utf-8", errors="replace")
     return text.split("#")[1] if "#" in text else text

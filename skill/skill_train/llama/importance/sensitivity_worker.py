@@ -1,8 +1,8 @@
-"""Child process: rounds one matrix of a loaded model after another, and measures what that does to its answers.
+"""Child process: rounds the matrices of a loaded model, one at a time, and measures how its probabilities change.
 
-The weights lie in memory, where llama.cpp's callback shows them (`importance.nodes`). A matrix is rounded by ggml's own
-functions and put back in the type of the file, f16 for example. Two things of a quantized file are left out: the inputs
-are not rounded to 8 bits, and the errors of several matrices do not meet. So the file that is made is measured again.
+The weights are in memory, and llama.cpp's callback gives their addresses (`importance.nodes`). ggml's own functions
+round a matrix, and it is written back in the type of the file, f16 for example. A quantized file differs in two ways:
+its inputs are rounded to 8 bits, and the errors of several matrices add up. So the finished file is measured again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skill_train.llama.llama_cpp import Llama, bindings, ggml, in_context, loade
 if TYPE_CHECKING:
     import numpy as np
 
-_TAKES_WEIGHTS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # the last one reads an embedding
+_TAKES_WEIGHTS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # GET_ROWS reads an embedding
 _ROOM = 8  # tokens of context to spare
 
 
@@ -37,7 +37,7 @@ class TypeTrial(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The mean KL divergence, in nats a token, of the model with this one matrix rounded."""
+    """`kl` is the mean KL divergence, in nats per token, of the model with only this matrix rounded."""
 
     tensor: str
     kind: str
@@ -45,21 +45,21 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class SensitivityJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured."""
+    """The model, the texts and the trials."""
 
     gguf: str
     matrix: str  # the file of an importance matrix; empty for none
     sequences: list[list[int]]
     threads: int
     trials: list[TypeTrial]
-    # the file to which each outcome is added as a line, as soon as it is known. Left out are matrices that no node of
-    # the graph takes whole, so that they cannot be exchanged.
+    # Each outcome is appended to this file as a line, as soon as it is known. A matrix has no outcome if no node of
+    # the graph takes it whole, because it cannot be replaced.
     out: str
-    most_seconds: float  # no trial begins after that
+    most_seconds: float  # no trial begins after this time
 
 
 class _Traits(ctypes.Structure):
-    """The begin of `struct ggml_type_traits` (ggml/include/ggml.h)."""
+    """The first fields of `struct ggml_type_traits` (ggml/include/ggml.h)."""
 
     _fields_ = (
         ("type_name", ctypes.c_char_p),
@@ -72,7 +72,7 @@ class _Traits(ctypes.Structure):
 
 
 class Rounder:
-    """Rounds matrices as the quantizer does, and reads them back."""
+    """Quantizes matrices with ggml's own functions, and converts them back to float32."""
 
     def __init__(self, library: Any, matrix: ImportanceMatrix | None, threads: int) -> None:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -124,7 +124,7 @@ class Rounder:
 
 
 class Reference:
-    """The model's own answers, and the distance of others from them."""
+    """Keeps the logits of the unchanged model, and measures the distance of the model with changed weights."""
 
     def __init__(self, llama: Llama, sequences: list[list[int]]) -> None:
         self.llama, self.sequences = llama, sequences
@@ -136,8 +136,8 @@ class Reference:
                 yield logits
 
     def distance(self) -> float:
-        """The mean KL divergence of the model as it is now: E[d] + log E[exp(-d)], where d is how far a logit fell and
-        E the mean under the model's own probabilities."""
+        """The mean KL divergence of the model with its present weights, in nats per token: E[d] + log E[exp(-d)]. d is
+        the decrease of a logit. E is the mean under the unchanged model's probabilities."""
         import numpy as np
 
         total, tokens = 0.0, 0
@@ -183,7 +183,7 @@ def run(job: SensitivityJob) -> None:
 def _measure(
     gguf: GgufFile, trial: TypeTrial, place: tuple[Nodes, int], rounder: Rounder, reference: Reference
 ) -> float:
-    """Rounds the matrix, measures, and puts the weights of the file back."""
+    """Writes the rounded matrix into the model, measures the distance, and restores the weights of the file."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize, quantize

@@ -1,1 +1,1 @@
-"""Pictures: pairs of a language model and its projector in llama.cpp."""
+"""Runs a language model with its projector, which reads pictures, in llama.cpp."""

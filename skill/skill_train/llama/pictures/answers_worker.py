@@ -1,5 +1,5 @@
-"""What `evaluate` asks of a pair of GGUF files, and the child process that answers in one load of them: answers to
-questions about pictures, as their users would get them."""
+"""Answers the questions of `evaluate` about pictures, in a child process that loads the pair of GGUF files once. The
+answers are the same that users of llama.cpp get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKER = "skill_train.llama.pictures.answers_worker"
 
 
 class PairQuestion(msgspec.Struct, frozen=True):
-    """One question."""
+    """One question about pictures."""
 
     text: str  # the prompt, with llama.cpp's marker in place of each picture
     pictures: list[str]  # files in the folder of the job
@@ -29,7 +29,7 @@ class PairQuestion(msgspec.Struct, frozen=True):
 
 
 class PairQuestionsJob(msgspec.Struct, frozen=True, kw_only=True):
-    """All questions for one load of the pair. `folder` holds the pictures."""
+    """All questions for one load of the pair. `text` and `projector` are its files; `folder` holds the pictures."""
 
     text: str
     projector: str
@@ -39,23 +39,23 @@ class PairQuestionsJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the questions."""
+    """The results, in the order of the questions."""
 
-    losses: list[float | None]  # the sum of -log p in nats over the right answer; None where it is not finite
-    answers: list[list[int]]  # the most likely tokens, with the one that ends an answer
-    stopped: list[bool]  # the last one ends it
-    prompt_tokens: list[int]  # of each prompt, with those of its pictures
-    answer_seconds: float  # of all answers, with the reading of the prompts
+    losses: list[float | None]  # the sum of -log p in nats over the right answer; None if it is not finite
+    answers: list[list[int]]  # the greedy answer as token ids, with the token that ends it
+    stopped: list[bool]  # whether the answer ends with an end-of-generation token
+    prompt_tokens: list[int]  # the length of each prompt, with the tokens of its pictures
+    answer_seconds: float  # the time of all answers, with the reading of the prompts
 
 
 def ask(
     pair: Pair, questions: list[PairQuestion], *, folder: Path, threads: int, progress: Bar | None = None
 ) -> PairAnswers:
-    """The answers of the pair, from a child process. llama.cpp resizes the pictures by itself.
+    """Answers the questions in a child process. llama.cpp resizes the pictures by its own rules.
 
     Raises:
         NativeCrash: llama.cpp crashed.
-        VerificationFailed: it refuses one of the files, or a prompt.
+        VerificationFailed: llama.cpp refuses one of the files, or a prompt.
         DecisionNeeded: there was not enough memory.
     """
     job = PairQuestionsJob(
@@ -86,7 +86,7 @@ def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Ch
 def _answered(
     llama: Llama, encoder: Projector, step: int, questions: list[PairQuestion], prompts: list[list[Chunk]]
 ) -> PairAnswers:
-    """`step`: tokens read at once."""
+    """Answers all questions. `step` is the number of tokens that are read at once."""
     sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
     for number, (question, chunks) in enumerate(zip(questions, prompts, strict=True)):
         report_progress(number, len(questions), "reading pictures")

@@ -1,7 +1,7 @@
-"""What `verify` asks of a pair of GGUF files, a language model and its projector, and what they answer about pictures.
+"""Asks a language model and its projector about pictures, for `verify`.
 
-llama.cpp runs in a child process. Arrays travel in files of a temporary folder, so that numpy's own format keeps their
-shapes and types: in a message between the two, the name of its file stands in place of an array.
+llama.cpp runs in a child process. Arrays are exchanged as .npy files in a temporary folder, which keep shapes and
+types. A message to or from the child has the name of the file in place of the array.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from skill_train.core.console import Bar
 from skill_train.core.files import scratch_folder
 from skill_train.core.worker import run_worker
 
-Array = Any  # of numpy, which is not imported here
+Array = Any  # a numpy array; numpy is not imported here
 WORKER = "skill_train.llama.pictures.compare_worker"
-MARKER = "<__media__>"  # stands for a picture in the text of a prompt: llama.cpp's own
+MARKER = "<__media__>"  # llama.cpp's own marker for a picture in the text of a prompt
 
 
 class Picture(msgspec.Struct, frozen=True):
     """A picture for llama.cpp, uint8 [height, width, 3]."""
 
     pixels: Array
-    # one more, of the size of a tile, that takes the place of the overview which llama.cpp would make
-    overview: Array = None
+    overview: Array = None  # a smaller version, of a tile's size, in place of the overview that llama.cpp would make
 
 
 class PicturePrompt(msgspec.Struct, frozen=True):
@@ -35,52 +34,50 @@ class PicturePrompt(msgspec.Struct, frozen=True):
 
     text: str
     pictures: list[Picture]
-    # of all parts of pictures in their order, float32 [tokens, width]: the text is then read a second time, with these
-    # in place of llama.cpp's own
+    # If given: embeddings for each picture or tile in order, float32 [tokens, width]. The prompt is then read a second
+    # time, with these embeddings in place of llama.cpp's own.
     embeddings: list[Array] = []
 
 
 class PictureJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, in one load of the pair."""
+    """All prompts for one load of the pair. `text` and `projector` are its files."""
 
     text: str
     projector: str
     threads: int
-    # pictures of every size are taken as they are. Otherwise llama.cpp's own limits hold, as for its users.
-    any_size: bool
+    any_size: bool  # no picture is resized. Otherwise llama.cpp's own limits of a picture's tokens apply.
     prompts: list[PicturePrompt]
-    folder: str  # where the answers' arrays are written
+    folder: str  # the folder for the arrays of the answers
 
 
 class PictureChunk(msgspec.Struct, frozen=True):
-    """A part of a prompt as llama.cpp divides it: text, or a picture or one tile of it."""
+    """A part of a prompt as llama.cpp divides it: text, a picture, or one tile of a picture."""
 
-    ids: list[int] | None  # of text; None for a picture
-    tokens: int  # embeddings that the model reads
-    positions: int  # by how many the position of what follows is further on
-    # the tensor that the vision tower reads, float32 [3, height, width]; None when it could not be read
-    pixels: Array = None
-    embeddings: Array = None  # what the projector makes of it, float32 [tokens, width]
+    ids: list[int] | None  # the token ids of text; None for a picture
+    tokens: int  # the number of embeddings that the model reads
+    positions: int  # the number of positions that the part takes
+    pixels: Array = None  # the vision tower's input, float32 [3, height, width]; None for text, or if it is unreadable
+    embeddings: Array = None  # the projector's output, float32 [tokens, width]; None for text
 
 
 class PictureAnswer(msgspec.Struct, frozen=True):
     chunks: list[PictureChunk]
-    logits: Array  # after each token of the text behind the last picture, float32 [tokens, vocabulary]
-    logits_of_given: Array  # the same with the given embeddings; None without any
-    unread: str  # why the pixels of some chunk are None; empty when all were read
+    logits: Array  # after each token of the text that follows the last picture, float32 [tokens, vocabulary]
+    logits_of_given: Array  # `logits` with the embeddings in the prompt; None without them, or if their shapes differ
+    unread: str  # why a picture's `pixels` are None; empty if all could be read
 
     @property
     def pictures(self) -> list[PictureChunk]:
-        """The pictures, or the tiles of them."""
+        """The chunks that are pictures or tiles."""
         return [chunk for chunk in self.chunks if chunk.ids is None]
 
     @property
     def following(self) -> list[int]:
-        """The text behind the last picture."""
+        """The token ids of the text after the last picture."""
         return self.chunks[-1].ids or []
 
     def tokens(self, picture: int) -> list[int]:
-        """The whole prompt, with this id for each embedding of a picture."""
+        """The token ids of the whole prompt, with the id `picture` for each embedding of a picture."""
         return [token for chunk in self.chunks for token in chunk.ids or [picture] * chunk.tokens]
 
 
@@ -95,11 +92,12 @@ class Pair:
 def ask_pictures(
     pair: Pair, prompts: list[PicturePrompt], *, any_size: bool, threads: int, progress: Bar | None = None
 ) -> list[PictureAnswer]:
-    """The answers to the prompts, in their order, from a child process. Without a prompt the pair is only loaded.
+    """Runs the prompts in a child process. Returns the answers in the same order. Without prompts it only loads the
+    pair.
 
     Raises:
         NativeCrash: llama.cpp crashed.
-        VerificationFailed: it refuses one of the files, or a prompt; or the projector reads no pictures.
+        VerificationFailed: llama.cpp refuses one of the files, or a prompt; or the projector reads no pictures.
         DecisionNeeded: there was not enough memory.
     """
     with scratch_folder() as folder:
@@ -116,7 +114,7 @@ def ask_pictures(
 
 
 def in_files(message: object, folder: str) -> Any:
-    """A message as JSON holds it, with each of its arrays in a file of the folder."""
+    """Turns a message into JSON values. Each array is saved to a file in the folder and replaced by the file's name."""
     import numpy as np
 
     def written(array: Array) -> str:

@@ -1,4 +1,4 @@
-"""Child process: everything that is asked of llama.cpp about pictures, in one load of the two files."""
+"""Child process: runs all prompts of `verify` about pictures in one load of the language model and its projector."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run(job: PictureJob) -> list[Any]:
 
 
 def _chunks(encoder: Projector, prompt: PicturePrompt) -> list[Chunk]:
-    """llama.cpp's chunks, and in place of an overview the given one where there is one. A picture's overview comes
-    last; llama.cpp copies one that has the size of a tile already."""
+    """llama.cpp's chunks, with the prompt's overviews in place of llama.cpp's own. The overview is the last chunk of a
+    picture. llama.cpp does not resize an overview that already has the size of a tile."""
     import numpy as np
 
     chunks = encoder.tokenize(prompt.text, [np.load(picture.pixels) for picture in prompt.pictures])
@@ -51,7 +51,7 @@ def _chunks(encoder: Projector, prompt: PicturePrompt) -> list[Chunk]:
 
 
 def _answer(llama: Llama, encoder: Projector, step: int, prompt: PicturePrompt, chunks: list[Chunk]) -> PictureAnswer:
-    """`step`: tokens read at once."""
+    """Runs one prompt. `step` is the number of tokens that are read at once."""
     import numpy as np
 
     parts, own, unread = [], [], ""
@@ -73,7 +73,7 @@ def _answer(llama: Llama, encoder: Projector, step: int, prompt: PicturePrompt, 
 def _logits(
     llama: Llama, encoder: Projector, step: int, chunks: list[Chunk], embeddings: list[np.ndarray]
 ) -> np.ndarray:
-    """After each token behind the last picture [tokens, vocabulary]."""
+    """The logits [tokens, vocabulary] after each token of the text that follows the last picture."""
     import numpy as np
 
     llama.forget()

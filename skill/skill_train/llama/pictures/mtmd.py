@@ -1,8 +1,8 @@
-"""llama.cpp's projector through its low-level bindings: pictures in, embeddings out. Imported only by a worker.
+"""Runs llama.cpp's projector through its low-level bindings: pictures in, embeddings out. Imported only by workers.
 
-The tower keeps llama.cpp's own choice of attention, which is its flash attention. Without that, a photograph for a
-model that takes it in full takes gigabytes for each head (2000x1500 and Qwen2-VL: 15,000 patches, 0.9 GB). Keys and
-values are in f16 then: embeddings of tiny pairs err by 9e-4 of their length in place of 5e-4.
+The vision tower keeps llama.cpp's default, flash attention. Without it, a large photograph can need gigabytes for the
+attention of each head (2000x1500 and Qwen2-VL: 15,000 patches, 0.9 GB). With it, keys and values are in f16: the
+embeddings of tiny pairs then err by 9e-4 of their length instead of 5e-4.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 _TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
-_MOST_TOKENS = 1 << 16  # of a picture, where no limit is wanted
-_PIXELS = b"inp_raw"  # what llama.cpp's vision graphs call their input
+_MOST_TOKENS = 1 << 16  # the most tokens of a picture with `any_size`: in effect no limit
+_PIXELS = b"inp_raw"  # the name of the input in llama.cpp's vision graphs
 _F32 = 0
-LINE_END_TENSOR = "v.token_embd.img_break"  # of Pixtral and Mistral 3
+LINE_END_TENSOR = "v.token_embd.img_break"  # in the projectors of Pixtral and Mistral 3
 _CHANNELS = 3
 _LEAST_STEP = 128  # tokens read at once
 
 
 @dataclass
 class _Watch:
-    """Copies the pixels when an encoding begins: every step of the graph is shown before the first one is computed."""
+    """A graph callback that copies the tower's input pixels. llama.cpp shows all nodes before it computes the first."""
 
     name_of: Any
     pixels: np.ndarray | None = None
@@ -67,7 +67,7 @@ class _Watch:
 
 @dataclass
 class Chunk:
-    """A part of a prompt, in llama.cpp's own memory; `ids` is None for a picture or a tile of one."""
+    """A part of a prompt in llama.cpp's own memory. Its fields are as in `PictureChunk`."""
 
     pointer: Any
     ids: list[int] | None
@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class LineEnd:
-    """The embedding of [IMG_BREAK], and the pixels of the edge of one token of a picture."""
+    """The embedding of [IMG_BREAK]. `token_edge` is the width and height in pixels of one token of a picture."""
 
     embedding: np.ndarray
     token_edge: int
@@ -87,11 +87,11 @@ class LineEnd:
 class Projector:
     """A loaded projector of a loaded language model."""
 
-    api: Any  # of llama_cpp.mtmd_cpp
+    api: Any  # the module llama_cpp.mtmd_cpp
     context: Any
-    width: int  # of an embedding; of Qwen3-VL those of its inner layers lie behind the first
+    width: int  # the length of an embedding; with Qwen3-VL it includes the embeddings from the tower's inner layers
     watch: _Watch
-    line_end: LineEnd | None  # what stands at the end of a line of a picture, of Pixtral and Mistral 3
+    line_end: LineEnd | None  # what ends each line of a picture in Pixtral and Mistral 3; None for other models
     _owned: contextlib.ExitStack
 
     @property
@@ -100,15 +100,15 @@ class Projector:
         return bool(self.api.mtmd_decode_use_non_causal(self.context, None))
 
     def step_of(self, prompts: list[list[Chunk]]) -> int:
-        """How many tokens to read at once. Those of a picture that look at each other are read in one step."""
+        """How many tokens to read at once. If a picture's tokens attend in both directions, one step must read all."""
         sizes = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
         return max([_LEAST_STEP, *sizes]) if self.looks_both_ways else _LEAST_STEP
 
     def tokenize(self, text: str, pictures: list[np.ndarray]) -> list[Chunk]:
-        """The chunks of a text with a marker for each picture, uint8 [height, width, 3].
+        """Divides a text, with a marker for each picture, into chunks. Pictures are uint8 [height, width, 3].
 
         Raises:
-            VerificationFailed: llama.cpp refuses it.
+            VerificationFailed: llama.cpp refuses the text or a picture.
         """
         api, data = self.api, text.encode("utf-8", errors="replace")
         bitmaps = [self._bitmap(picture) for picture in pictures]
@@ -127,10 +127,8 @@ class Projector:
         return [self._chunk(pointer) for pointer in chunk_pointers]
 
     def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
-        """The embeddings of a picture [tokens, width], and the pixels that the tower read.
-
-        The ends of lines are mended, see `with_line_ends`.
-        """
+        """The embeddings of a picture [tokens, width], and the pixels that the tower read; None if they could not be
+        copied. `with_line_ends` repairs the ends of lines."""
         import numpy as np
 
         self.watch.pixels = None
@@ -146,7 +144,7 @@ class Projector:
         return embeddings, self.watch.pixels
 
     def decode(self, llama: Llama, chunk: Chunk, embeddings: np.ndarray, position: int, at_once: int) -> None:
-        """Lets the language model read a picture at this position."""
+        """Lets the language model read the embeddings of a picture from `position` on."""
         import numpy as np
 
         rows = np.ascontiguousarray(embeddings, dtype=np.float32)
@@ -168,9 +166,9 @@ class Projector:
             raise cannot("read a picture", status)
 
     def read_prompt(self, llama: Llama, chunks: list[Chunk], step: int) -> tuple[np.ndarray, int]:
-        """Lets the language model read a prompt, so many tokens at once.
+        """Lets the language model read a prompt from an empty context, `step` tokens at once.
 
-        Returns the logits after its last token [vocabulary], and the position of the next one.
+        Returns the logits [vocabulary] after the last token, and the position of the next token.
         """
         llama.forget()
         position, row = 0, None
@@ -202,13 +200,13 @@ class Projector:
 
 @contextlib.contextmanager
 def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> Iterator[Projector]:
-    """The projector in a GGUF file, for a language model.
+    """Loads the projector in the GGUF file `path` for the language model `file`.
 
     Args:
-        any_size: pictures are not made larger or smaller for their number of tokens.
+        any_size: pictures are not resized to llama.cpp's limits of their number of tokens.
 
     Raises:
-        VerificationFailed: llama.cpp refuses it.
+        VerificationFailed: llama.cpp refuses the projector.
     """
     name_of = ggml().ggml_get_name
     name_of.argtypes, name_of.restype = [ctypes.c_void_p], ctypes.c_char_p
@@ -217,14 +215,14 @@ def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> 
     watch = _Watch(name_of)
     log = file.api.llama_log_callback(lambda level, text, _: file.lines.append((level, text.decode(errors="replace"))))
     callback = file.api.ggml_backend_sched_eval_callback(watch)
-    mtmd_cpp.mtmd_helper_log_set(log, None)  # that of mtmd too
+    mtmd_cpp.mtmd_helper_log_set(log, None)  # the log of mtmd too
     _kept_alive.extend((log, callback))
     parameters = mtmd_cpp.mtmd_context_params_default()
     parameters.use_gpu = parameters.print_timings = parameters.warmup = False
     parameters.n_threads, parameters.cb_eval = threads, callback
     if any_size:
         parameters.image_min_tokens, parameters.image_max_tokens = 1, _MOST_TOKENS
-    file.lines.clear()  # what follows is said of the projector
+    file.lines.clear()  # the lines that follow are about the projector
     context = mtmd_cpp.mtmd_init_from_file(str(path).encode(), file.model, parameters)
     if not context:
         raise refused(path, file.lines)
@@ -247,11 +245,11 @@ def _line_end(path: Path) -> LineEnd | None:
 
 
 def with_line_ends(embeddings: np.ndarray, line_end: np.ndarray, lines: int, columns: int) -> np.ndarray:
-    """The embeddings of a picture [tokens, width], with a number wherever the end of a line has none.
+    """Replaces NaN and infinity at the ends of a picture's lines by the embedding of [IMG_BREAK].
 
-    There llama.cpp 0.3.36 adds the embedding of [IMG_BREAK] to memory that it never set and multiplied by 0
-    (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was not a number stays one; here it is the embedding. No
-    other token is touched: one that is not a number is a fault of the file.
+    For the end of a line llama.cpp 0.3.36 multiplies uninitialized memory by 0 and adds the embedding of [IMG_BREAK]
+    (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). A NaN or infinity in that memory becomes NaN. Other tokens
+    [tokens, width] stay unchanged, because a NaN there is a fault of the file.
     """
     import numpy as np
 

@@ -1,1 +1,1 @@
-"""How fast llama.cpp is with a file on this machine: measured, and remembered for later estimates."""
+"""Measures the speed of llama.cpp on this machine, and caches the result for later estimates."""

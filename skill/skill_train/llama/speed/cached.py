@@ -1,5 +1,4 @@
-"""How fast llama.cpp read weights on this machine, as `bench` measured it. It is in the cache, so that later estimates
-can use it."""
+"""Caches how fast llama.cpp read weights on this machine. `bench` measures it, and later estimates use it."""
 
 from __future__ import annotations
 
@@ -17,41 +16,41 @@ from skill_train.machine.read import cache_file
 from skill_train.run import records
 
 SCHEMA = "skill-train/reading/1"
-# Smaller weights stay in the caches of a processor, so they say nothing about its memory. Servers have up to 400 MB.
+# Smaller weights fit a processor's cache (servers have up to 400 MB), so their speed is not that of the memory.
 LEAST_BYTES = 400e6
 
 
 class _CachedReading(msgspec.Struct, frozen=True):
-    """What a bench of this machine measured."""
+    """The result of `bench` on this machine."""
 
     schema: str
     chip: str
-    gigabytes_per_second: records.Number  # 10^9 bytes of weights
-    basis: str  # the file and the day, for the reader
+    gigabytes_per_second: records.Number  # 10^9 bytes of weights per second
+    basis: str  # the measured file and the day, shown to the user
 
 
 def read_tensors(file: GgufFile) -> list[Tensor]:
-    """The tensors that one token reads: all but the embeddings of which it takes one row. An input embedding that is
-    also the output head is read, and those of each layer (Gemma 3n and 4) are not."""
+    """The tensors that are read for each token. Embeddings are left out, because a token reads only one row: the input
+    embedding, unless it is also the output head, and the per-layer embeddings of Gemma 3n and 4."""
     unread = {"per_layer_token_embd.weight", "token_embd.weight" if "output.weight" in file.tensors else ""}
     return [tensor for name, tensor in file.tensors.items() if name not in unread]
 
 
 def read_bytes(file: GgufFile) -> float | None:
-    """Bytes that one token reads. None for a mixture of experts, of which it reads a part."""
+    """The bytes that are read for each token. None for a mixture of experts, because a token uses only some of them."""
     if file.of_architecture("expert_count"):
         return None
     return float(sum(tensor.n_bytes for tensor in read_tensors(file)))
 
 
 def remember(machine: MachineFacts, device: str, file: GgufFile, rate: float, day: str) -> float | None:
-    """Stores how fast weights were read, in 10^9 bytes a second. None when the file does not tell it: it is small, a
-    mixture of experts, or the time was that of the layers.
+    """Stores and returns the speed of reading weights, in 10^9 bytes per second. Returns None if it is unknown: the
+    file is small or a mixture of experts, or the fixed time of the layers is over 80 % of the time of a token.
 
     Args:
-        device: where it ran, `cpu` or `gpu`.
-        rate: tokens a second of an answer.
-        day: when it was measured; shown to the reader.
+        device: `cpu` or `gpu`.
+        rate: tokens per second of an answer.
+        day: the day of the measurement; shown to the user.
     """
     count, layers = read_bytes(file), file.of_architecture("block_count")
     if count is None or count < LEAST_BYTES or not isinstance(layers, int):
@@ -67,8 +66,8 @@ def remember(machine: MachineFacts, device: str, file: GgufFile, rate: float, da
 
 
 def known_reading(machine: MachineFacts) -> MeasuredReading | None:
-    """What was measured on this machine: with the GPU where it was, or else with the processor. A cache may be lost or
-    torn: then nothing is known."""
+    """The cached speed of this machine's GPU, or else of its processor. None if neither is in the cache, or the cached
+    file is damaged."""
     for device in ("gpu", "cpu"):
         try:
             cached = records.read(_path(machine, device), _CachedReading)

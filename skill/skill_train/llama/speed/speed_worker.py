@@ -1,8 +1,7 @@
-"""How fast llama.cpp reads a prompt and writes an answer with one file on this machine: what is asked, and the child
-process that times it.
+"""Measures how fast llama.cpp reads a prompt and writes an answer with one file on this machine, in a child process.
 
-The file runs as users run it: on the GPU where llama.cpp has one, with repacked weights, the cache in float16 and
-flash attention where llama.cpp chooses it. `inference` runs files exactly and slowly instead.
+The file runs as users run it: on the GPU if llama.cpp has one, with repacked weights, the key-value cache in f16, and
+llama.cpp's choice of flash attention. `inference` runs files exactly and slowly instead.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORKER = "skill_train.llama.speed.speed_worker"
-LEAST_SHARE = 0.9  # below, others took the processor
+LEAST_SHARE = 0.9  # with a smaller share, other programs slowed the measurement
 _BATCH = 512  # llama.cpp's own default of a micro-batch
 
 
 class SpeedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure."""
+    """The file and the sizes to measure."""
 
     gguf: str
     prompt_tokens: int
@@ -39,11 +38,11 @@ class SpeedJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     threads: int
     device: str | None = None  # `cpu` or `gpu`; None for the GPU where llama.cpp has one
-    repacked: bool = True  # weights are packed anew for this processor
+    repacked: bool = True  # llama.cpp may repack weights for the processor
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One run. `busy_seconds` is the processor time of everybody, this run included; None where nobody knows it."""
+    """One run. `busy_seconds` is the processor time of all programs, this run included; None if it is unknown."""
 
     seconds: float
     processor_seconds: float
@@ -51,31 +50,31 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """The runs of one kind: `tokens` were read, or written one after the other."""
+    """The runs that read a prompt, or those that wrote an answer. `tokens` is the length of the prompt or answer."""
 
     tokens: int
     rounds: list[Round]
 
     @property
     def rate(self) -> float:
-        """Tokens a second, by the median run."""
+        """Tokens per second of the median run."""
         return self.tokens / statistics.median(round_.seconds for round_ in self.rounds)
 
 
 class SpeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    device: str  # where it ran
-    repacked: bool  # llama.cpp was allowed to pack the weights anew
+    device: str  # `cpu` or `gpu`
+    repacked: bool  # llama.cpp was allowed to repack weights for the processor
     threads: int
     prompt: Timing
     answer: Timing
 
 
 def measure(job: SpeedJob, progress: Bar | None = None) -> SpeedResult:
-    """The speeds of one file. On some processors llama-cpp-python crashes when it packs weights anew; then it is
-    measured without.
+    """Measures one file. On some processors llama-cpp-python crashes when it repacks weights. Then the file is measured
+    without repacking.
 
     Raises:
-        NativeCrash: llama.cpp crashed without that too.
+        NativeCrash: llama.cpp also crashed without repacking.
         VerificationFailed: llama.cpp refuses the file.
     """
     try:
@@ -87,8 +86,8 @@ def measure(job: SpeedJob, progress: Bar | None = None) -> SpeedResult:
 
 
 def share(timing: Timing, threads: int) -> float:
-    """The least share of the processor time that a run had for itself. Where nobody knows what others took: its
-    processor time by what its threads could have taken."""
+    """The run's share of all processor time that was used, for the run with the least. If the time of other programs is
+    unknown: the run's processor time / (its seconds x its threads)."""
     return min(_share(round_, threads) for round_ in timing.rounds)
 
 
@@ -109,7 +108,7 @@ def run(job: SpeedJob) -> SpeedResult:
 
 
 def _measured(llama: Llama, job: SpeedJob, device: str) -> SpeedResult:
-    last = _read(llama, job.prompt_tokens)  # warms caches, and compiles what a GPU needs
+    last = _read(llama, job.prompt_tokens)  # fills caches, and compiles a GPU's kernels
     require_numbers(last, Path(job.gguf).name)
     _write(llama, 1)
     prompt, answer = list[Round](), list[Round]()
@@ -135,7 +134,7 @@ def _timed(work: Callable[[], object]) -> Round:
 
 
 def _read(llama: Llama, count: int) -> np.ndarray:
-    """Reads a prompt of so many tokens; the last one is answered. Returns its logits."""
+    """Reads a prompt of `count` tokens from an empty context. Returns the logits of its last token."""
     llama.forget()
     row = llama.read([_token(llama, place) for place in range(count)], at_once=_BATCH)
     llama.wait()
@@ -143,7 +142,7 @@ def _read(llama: Llama, count: int) -> np.ndarray:
 
 
 def _write(llama: Llama, count: int) -> None:
-    """Writes so many tokens one after the other, from an empty context."""
+    """Decodes `count` tokens one after the other, from an empty context."""
     llama.forget()
     for place in range(count):
         llama.decode([_token(llama, place)], place, last=1)
@@ -151,8 +150,8 @@ def _write(llama: Llama, count: int) -> None:
 
 
 def _token(llama: Llama, place: int) -> int:
-    """Any token: the time does not depend on it, but in a mixture of experts always the same one would ask always the
-    same experts."""
+    """An arbitrary token. Different places have different tokens, because in a mixture of experts a single token would
+    always use the same experts."""
     return (7919 * (place + 1)) % llama.tokens
 
 
