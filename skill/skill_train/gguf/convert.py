@@ -1,7 +1,7 @@
-"""The step that turns a model folder into one GGUF file, through llama.cpp's own converter.
+"""The step that converts a model folder to one GGUF file, with llama.cpp's own converter.
 
-All refusals come first: missing files, too little disk or memory, an unknown architecture or tokenizer, weights that no
-type can hold. Only then are the weights written.
+All checks come before the weights are written: missing files, too little disk or memory, an unknown architecture or
+tokenizer, weights that no type can hold.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from skill_train.run.records import read_json
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 
 # Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for the converter, torch and a vocabulary of
-# 152k, and a peak of 1.54 GB with a largest tensor of 156 million weights: at most 7 bytes a weight, whatever the
-# types.
+# 152k. With a largest tensor of 156 million weights the peak was 1.54 GB: at most 7 bytes per weight of that tensor,
+# for every type.
 _CONVERTER_BYTES = 600_000_000
 _BYTES_PER_WEIGHT_IN_WORK = 8
 
-# Reading more weights than this takes longer than asking the converter first. The converter checks architecture and
-# tokenizer before it writes weights, so for a small model asking first would only do that twice.
+# With more weights than this, `check_supported` runs before the weights are read, because reading them takes longer.
+# For a smaller model it would only repeat the converter's own first checks.
 _LONG_BYTES = 2_000_000_000
 
 
@@ -72,7 +72,7 @@ def convert(
         ready: the process of `run_converter.ready`.
         meanwhile: called when the converter begins, because the converter leaves all cores but one free. It is not
             called if the file already exists.
-        check: called with the written file before it gets its name; what it raises leaves no file.
+        check: called with the written file before it gets its name. If it raises an error, no file is left.
 
     Raises:
         UsageError: the folder cannot be converted; the message says why.
@@ -125,8 +125,8 @@ def _chosen(model: Path, out: Path, outtype: str, toolchain: Toolchain, progress
 
 
 def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
-    """Checks with the converter's own code, which reads the architecture, the weights' headers and the tokenizer, and
-    writes only the vocabulary to a temporary file. Takes seconds, whatever the size of the model.
+    """Runs the converter with `--vocab-only`. It reads the architecture, the weights' headers and the tokenizer, and
+    writes only the vocabulary to a temporary file. This takes seconds for a model of any size.
 
     Raises:
         UsageError: the converter does not know the architecture or the tokenizer, or the folder is incomplete.
@@ -153,7 +153,7 @@ def convert_with(
     """Runs the converter on the model.
 
     Args:
-        options: of the converter, beside the model and the place of the file.
+        options: further options of the converter, after the model folder and `--outfile`.
     """
     with run_converter.without_code(model) as view:
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
@@ -167,8 +167,8 @@ def convert_with(
 
 
 def _model_name(model: Path, name: str) -> str:
-    """The value for `general.name`. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that
-    name (src/llama-vocab.cpp), so a fine-tuned model with another name would get other ids."""
+    """The value for `general.name`. llama.cpp lets special tokens swallow white space only if that name contains
+    "phi-3" or "phi3" (src/llama-vocab.cpp), so a tuned Phi-3 with another name would get other token ids."""
     named = any(part in name.lower() for part in ("phi-3", "phi3"))
     is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
     return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
@@ -219,7 +219,7 @@ def _check_room(weights: dict[str, StoredTensor], model: Path, out: Path, outtyp
 
 
 def _written_together(counts: dict[str, int]) -> Counter[str]:
-    """The number of weights by output tensor, because the converter stacks the experts of a layer into one tensor."""
+    """The number of weights of each output tensor. The converter stacks the experts of a layer into one tensor."""
     together: Counter[str] = Counter()
     for name, count in counts.items():
         together[re.sub(r"experts\.\d+\.", "experts.", name)] += count
@@ -237,7 +237,7 @@ def _figures(file: Path, chosen: WeightType) -> ExportFigures:
 
 
 def refuse_existing(file: Path, record: Path) -> None:
-    """Refuses a place that is taken by a file which no record describes."""
+    """Refuses to overwrite a file that no record describes."""
     if file.exists():
         raise UsageError(
             f"{file} already exists, and {record.name} does not describe it",

@@ -1,7 +1,7 @@
-"""The step that turns an adapter alone into a GGUF file, to be loaded beside the base model's GGUF.
+"""The step that converts an adapter alone to a GGUF file, which is loaded beside the base model's GGUF file.
 
-llama.cpp's converter accepts adapters that llama.cpp then applies wrongly, or on which it crashes. A file has one
-alpha, the scale is alpha / rank, and llama.cpp applies only pairs of matrices on layers that it knows. An adapter that
+llama.cpp's converter accepts adapters that llama.cpp then applies wrongly, or on which it crashes. A file has only one
+alpha, and the scale is alpha / rank. llama.cpp applies only pairs of matrices on layers that it knows. An adapter that
 would not be applied exactly is refused here, with the name of the part.
 """
 
@@ -63,7 +63,7 @@ def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> 
     """Writes `request.file`.
 
     Raises:
-        UsageError: this is not an adapter, or llama.cpp cannot apply it exactly; the message names the part.
+        UsageError: the folder has no adapter, or llama.cpp cannot apply it exactly; the message names the part.
     """
     started = time.monotonic()
     read = read_adapter(request.adapter)
@@ -149,7 +149,7 @@ def _problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
 
 
 def _unlike_config(adapter: Adapter, module: str) -> list[str]:
-    """What of a module's A and B is not as the config says, so that PEFT computes something else."""
+    """How a module's A and B matrices differ from the adapter's config. PEFT would compute something else with them."""
     parts, config = adapter.modules[module], adapter.config
     expected = {"a", "b", *(["magnitude"] if config.get("use_dora") else [])}
     if "a" not in parts and "b" not in parts:

@@ -1,8 +1,8 @@
-"""The step that writes the vision tower and the projector of a model to a GGUF file of their own (`mmproj`).
+"""The step that writes a model's vision tower and projector to a separate GGUF file (`mmproj`).
 
-llama.cpp reads pictures with two files: that of the language model and this one. The converter can write a file that
-llama.cpp cannot load, and answer 0 (a Gemma 3 without the norm of its projector, llama-cpp-python 0.3.36), so both
-are loaded before either gets its name.
+llama.cpp reads pictures with two files, the language model and the projector. The converter can exit with 0 after it
+wrote a file that llama.cpp cannot load (a Gemma 3 without its projector's norm, llama-cpp-python 0.3.36). So llama.cpp
+loads both files before either of them gets its final name.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ class ProjectorRequest(ConvertRequest):
 
     @property
     def file(self) -> Path:
-        """By its first word LM Studio and other programs find it beside the model."""
+        """The projector's path. LM Studio and other programs find it by the prefix `mmproj`."""
         return self.out / f"mmproj-{self.name}-{self.outtype}.gguf"
 
 
 def require_projector(model: Path, toolchain: Toolchain) -> None:
-    """Refuses a model whose pictures llama.cpp cannot read, before anything is written.
+    """Refuses a model with which llama.cpp cannot read pictures. Reads only the folder's configuration files.
 
     Raises:
-        UsageError: the converter or llama.cpp is known not to take it, or the folder does not say how pictures are
-            prepared.
+        UsageError: the converter or llama.cpp cannot use the vision tower, or there is no preprocessor_config.json.
     """
     config = read_config(model)
     why = from_config.why_no_projector(config, toolchain.projectors())
@@ -77,11 +76,11 @@ def require_projector(model: Path, toolchain: Toolchain) -> None:
 def convert_projector(
     request: ProjectorRequest, text: Path, *, text_is_new: bool = True, progress: Bar
 ) -> StepResult[ExportRecord]:
-    """Writes `out/mmproj-<name>-<type>.gguf`, once llama.cpp has loaded it together with `text`.
+    """Writes `out/mmproj-<name>-<type>.gguf`. The file gets its name only after llama.cpp loaded it with `text`.
 
     Args:
-        text: the GGUF file of the language model, which need not have its final name yet.
-        text_is_new: it was not loaded with an earlier projector.
+        text: the GGUF file of the language model. It may still have a temporary name.
+        text_is_new: `text` was not yet loaded with a projector. If False, a recorded projector is not loaded again.
 
     Raises:
         UsageError: the projector cannot be converted, or llama.cpp cannot load the pair.
@@ -124,15 +123,15 @@ def convert_projector(
 
 
 def require_pair(model: Path, text: Path, projector: Path) -> None:
-    """Refuses two files that llama.cpp does not load together, or that read no pictures.
+    """Checks that llama.cpp loads two files together and reads pictures with them.
 
     Raises:
-        UsageError: they do not.
+        UsageError: llama.cpp refuses the files, or the projector has no vision tower.
     """
     try:
         ask_pictures(Pair(text.resolve(), projector.resolve()), [], any_size=False, threads=1)
     except VerificationFailed as failure:
-        # Without the name of the temporary file, and without what llama.cpp adds to any failure.
+        # Removes the name of the temporary file, and a question that llama.cpp adds to every failure.
         why = failure.message.rpartition("': ")[2].removesuffix("Does this file exist?").strip()
         raise _not_loaded(model, why) from None
 

@@ -1,4 +1,4 @@
-"""The files of an export: those that the steps recorded, and other files beside them."""
+"""Finds the files of an export: the files in the steps' records, and other files beside them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from skill_train.run import export_record
 from skill_train.run.folder import RunDir
 
-ADAPTER_MODELFILE = "Modelfile-lora"  # beside the adapter's own file
+ADAPTER_MODELFILE = "Modelfile-lora"  # the Modelfile that loads the adapter's GGUF file
 
 
 def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
-    """The files of an export that cannot be checked, with the reason: recorded files that are missing, and files in
+    """The names of files that cannot be checked, each with the reason: recorded files that are missing, and files in
     `gguf/` that are not GGUF files."""
     gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
     expected, texts = run.exported, ("Modelfile", ADAPTER_MODELFILE)
@@ -22,12 +22,13 @@ def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
 
 
 def recorded(run: RunDir) -> list[Path]:
-    """The files that the records of the steps name."""
+    """The paths in the records of the export's steps. A file may be missing."""
     return [run.path / name for name in export_record.outputs(run.path)]
 
 
 def outtype(record: Path, plain: list[str]) -> str:
-    """The type to convert to. An earlier conversion is kept if it has a requested type."""
+    """The type to convert to: the first of the unquantized types `plain`, or `auto`. The earlier conversion in `record`
+    is kept if `plain` has its type or is empty."""
     earlier = export_record.read(record) if record.is_file() else None
     if earlier is None or not earlier.outputs:
         return plain[0] if plain else "auto"
@@ -36,8 +37,7 @@ def outtype(record: Path, plain: list[str]) -> str:
 
 
 def model_of(modelfile: Path) -> str | None:
-    """The model that a Modelfile's FROM names; None without a FROM. Ollama reads instructions in upper or lower
-    case."""
+    """The model in the FROM line of a Modelfile; None without a FROM. Ollama reads instructions in either case."""
     text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
     match = re.search(r"^from[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE)
     return match[1] if match else None

@@ -1,5 +1,4 @@
-"""Computes the disk space of an export before it starts: the merged model, one unquantized file, the quantized
-files."""
+"""Computes the disk space of an export before it starts: merged model, one unquantized file, quantized files."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ _BESIDE_WEIGHTS = 12_000_000  # bytes of a tokenizer, at most
 
 
 def room(model: ModelFacts, types: list[str], mix: MixTarget | MixFile | None = None) -> dict[str, int | None]:
-    """The bytes of each result by its name, each at its upper estimate; None for one of unknown size.
+    """The upper estimate of each result's bytes, by its name; None if its size is unknown.
 
     Args:
         types: the requested types; f16 is added in front if none of them is unquantized.
-        mix: of types, which is made too.
+        mix: the requested mix of types, if any.
     """
     plain = [kind for kind in types if BITS.get(kind, 0.0) >= BITS["f16"]]
     kinds = types if plain else ["f16", *types]
@@ -35,17 +34,17 @@ def room(model: ModelFacts, types: list[str], mix: MixTarget | MixFile | None = 
 
 
 def _most_of(mix: MixTarget | MixFile, model: ModelFacts) -> int | None:
-    """The bytes of a mix; None where only its types are known, by names that the model does not have yet."""
+    """The most bytes of a mix; None if it was given no size, or the number of the model's weights is unknown."""
     if mix.most_bytes is not None or mix.bits is None or not model.parameters:
         return mix.most_bytes
     return round(mix.bits * model.parameters / 8) + _BESIDE_WEIGHTS
 
 
 def require_room(sizes: dict[str, int | None], folder: Path) -> str:
-    """One sentence on the needed and the free disk space.
+    """Checks the disk space. Returns a sentence with the needed and the free space.
 
     Args:
-        folder: the folder for the results, which exists.
+        folder: the folder for the results, which must exist.
 
     Raises:
         DecisionNeeded: there is not enough disk space.

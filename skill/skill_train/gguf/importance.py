@@ -1,4 +1,4 @@
-"""The step that makes the importance matrix of a run, and the choice of a matrix for an export."""
+"""The step that computes a run's importance matrix, and the checks of a matrix for an export."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from skill_train.run.export_record import ExportedFile, ExportReason, MatrixReco
 from skill_train.run.folder import StepResult, note_of, noted, require_writable, set_aside, versions
 
 FILE = "imatrix.gguf"
-# Types below q6 whose rounding llama.cpp weighs by the matrix (ggml-quants.c). Ternary types and mxfp4 do not read it.
+# Types below q6 that llama.cpp rounds with the matrix (ggml-quants.c). Ternary types and mxfp4 do not use it.
 _WEIGHED = re.compile(r"q[2345]_k(_[sml])?|q[45]_[01]|iq\d_\w+")
-_WORK_BYTES = 700_000_000  # as `verify` counts for one file of llama.cpp
+_WORK_BYTES = 700_000_000  # the memory that `verify` also expects for one file in llama.cpp
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Matrix:
 
     file: Path
     use: MatrixUse
-    # other text, token ids, to compare files with and without it on. Empty: nothing is compared.
+    # token ids of other texts, on which files with and without the matrix are compared; empty for no comparison
     texts: list[list[int]] = field(default_factory=list)
-    is_explicit: bool = False  # it is used by every type that takes one, and not only where it helps or is needed
-    missing: list[str] = field(default_factory=list)  # matrices of the model that it says nothing about
+    is_explicit: bool = False  # every type that takes a matrix uses this one, not only where it helps or is needed
+    missing: list[str] = field(default_factory=list)  # matrices of the model without an entry
 
 
 @dataclass(frozen=True)
 class MatrixRequest:
-    """An unquantized GGUF file, the text to run it on, and where the matrix and its record go."""
+    """An unquantized GGUF file, the texts to run it on, and the paths for the matrix and its record."""
 
     source: Path
     texts: RunTexts
@@ -53,12 +53,12 @@ class MatrixRequest:
 
 
 def takes_matrix(quant: str) -> bool:
-    """Whether a type is below q6, and its rounding looks at an importance matrix."""
+    """Whether a type is below q6 and llama.cpp rounds it with an importance matrix."""
     return _WEIGHED.fullmatch(quant) is not None
 
 
 def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[MatrixRecord]:
-    """Writes the importance matrix of the source. One that is already recorded for this file and text is reused.
+    """Computes the importance matrix of `source`. A matrix that is recorded for this file and these texts is reused.
 
     Raises:
         UsageError: there is too little text.
@@ -81,7 +81,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
     require_memory(_WORK_BYTES, "computing the importance matrix")
     with whole_file(request.file) as part:
         sha256, texts = next(iter(inputs.values()))["sha256"], request.texts
-        # What it is computed of, for whoever has only the file.
+        # Names the data for readers who have only the file.
         dataset = f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
         job = CollectJob(
             gguf=str(request.source),
@@ -115,7 +115,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
 
 
 def why_of(texts: RunTexts) -> str:
-    """How many tokens these are, why not more, and which rows are left out."""
+    """The number of tokens, why there are no more, and why other rows are not used."""
     return f"{texts.why}; other rows are not used: {texts.lacking}" if texts.lacking else texts.why
 
 
@@ -125,9 +125,8 @@ def _reasons(texts: RunTexts) -> list[ExportReason]:
 
 
 def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options: dict[str, str]) -> MatrixRecord | None:
-    """The record of this very matrix, or of one of training rows where only samples of them can be read now; None if it
-    must be computed. One of another file or text is then replaced, as a proof is, and a file that no record describes
-    is put aside."""
+    """The record of the requested matrix; None if it must be computed. A matrix from training rows is also reused if
+    only the samples can be read now. Another recorded matrix is replaced. A matrix without a record is set aside."""
     if not request.record.is_file() and noted(
         request.file, request.record, MatrixRecord, inputs=inputs, options=options
     ):
@@ -142,13 +141,13 @@ def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options:
 
 
 def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | None = None) -> Matrix:
-    """The importance matrix in a file, checked against the model before anything is quantized.
+    """Reads an importance matrix from a file, and checks that it fits the model.
 
     Args:
-        texts: to compare files with and without it on; None uses it wherever a type takes one.
+        texts: token ids, on which files with and without the matrix are compared. None makes the matrix explicit.
 
     Raises:
-        UsageError: it is damaged, or of a model with other tensors.
+        UsageError: the matrix is damaged, or of a model with other tensors.
     """
     matrix = read_matrix(file)
     model = read_gguf(source)
@@ -169,10 +168,10 @@ def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | Non
 
 
 def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, *, without: bool) -> None:
-    """Refuses to reuse a file that was made with another matrix than the one that is asked for by name.
+    """Refuses to reuse a file that was made with another importance matrix than the user named.
 
     Args:
-        without: no matrix is wanted.
+        without: the user requested files without a matrix.
     """
     made_with = entry.get("imatrix")
     other = without and made_with is not None

@@ -1,5 +1,5 @@
-"""The step of `export-gguf --quant auto`: a type for each matrix, by measured divergence, under a size. Or the types of
-an earlier mix, which a file holds."""
+"""The step of `export-gguf --quant auto`: chooses a type for each matrix, by measured divergence, within a size. It can
+also repeat the types of an earlier mix from a file."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from skill_train.run.export_record import MixFigures, QuantizedFile
 
 WORKER = "skill_train.gguf.quantize_worker"
 FILE = "sensitivity.jsonl"
-# Weights x tokens of one measurement, of which there are some hundred: half a second on 2 cores. Of a model of 2
-# million weights, 4096 tokens chose no better mix than 1024.
+# _WORK: weights x tokens of one measurement, about half a second on 2 cores. There are some hundred measurements. With
+# 2 million weights, 4096 tokens chose no better mix than 1024.
 _WORK, _MOST_TOKENS, _LEAST_TOKENS = 4e10, 1024, 256
-_SPARE_BYTES = 4096  # for what the quantizer adds to the metadata, and for the padding between tensors
-# The type that `general.file_type` states: that of a whole file of about as many bits a weight.
+_SPARE_BYTES = 4096  # for metadata that the quantizer adds, and for padding between tensors
+# The type for `general.file_type`, by the largest bits per weight of a mix: plain files of the type have about as many.
 _NOMINAL = ((2.9, "q2_k"), (3.7, "q3_k_m"), (5.2, "q4_k_m"), (6.1, "q5_k_m"), (7.5, "q6_k"))
 
 
 @dataclass(frozen=True)
 class MixTarget:
-    """The size that a mix may have. One of the two is set."""
+    """The largest size of a mix. Exactly one field is set."""
 
-    most_bytes: int | None = None  # of the whole file
+    most_bytes: int | None = None  # bytes of the whole file
     bits: float | None = None  # bits per weight, over all matrices
 
     @property
     def name(self) -> str:
-        """Of the file, after the name of the model."""
+        """The part of the file's name that follows the model's name."""
         return f"auto-{self.bits:g}bpw" if self.bits is not None else f"auto-{(self.most_bytes or 0) / 1e6:g}mb"
 
 
@@ -53,31 +53,31 @@ class MixTarget:
 class Mix:
     """A mix for the quantizer."""
 
-    types: dict[str, str]
-    nominal: str  # the type that the file's metadata states, because a number must stand there
+    types: dict[str, str]  # the type of each matrix, by its name
+    nominal: str  # the type for `general.file_type`, which must be one of llama.cpp's types
     most_bytes: int | None
-    texts: list[list[int]]  # other text to measure the finished file on
-    origin: QuantizedFile  # what the record says of where the types come from
+    texts: list[list[int]]  # token ids of other texts, on which the finished file is measured
+    origin: QuantizedFile  # the entries for the record that say where the types come from
 
 
 def identity(types: Mapping[str, str]) -> str:
-    """Which mix it is: the same for the same types, whoever chose them."""
+    """A digest of the types of a mix."""
     return hashlib.sha256(json.dumps(dict(types), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class MixRequest:
-    """An unquantized GGUF file, what the mix may weigh, and the text to measure on."""
+    """An unquantized GGUF file, the size of the mix, and the texts to measure on."""
 
     source: Path
     target: MixTarget
     matrix: Matrix | None
     texts: RunTexts
-    file: Path  # where the figures of each matrix are kept
+    file: Path  # stores the measured divergences
 
 
 def choose_mix(request: MixRequest, progress: Bar) -> Mix:
-    """The mix of the least estimated divergence.
+    """Chooses the mix with the least estimated divergence.
 
     Raises:
         UsageError: even the coarsest types are too large, no matrix can be quantized, or there is too little text.
@@ -99,7 +99,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
     stays = sum(gguf.tensors[name].n_bytes for name in matrices if name not in kinds_by_tensor)
     elements = {name: matrices[name] for name in kinds_by_tensor}
     least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in kinds_by_tensor.items())
-    if least + stays > room:  # before it measures for minutes
+    if least + stays > room:  # checked before the measurement, which takes minutes
         raise _too_small(gguf, matrices, request.target, least + stays - room)
     divergences = measured(*_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
     chosen = mixing.choose(elements, mixing.completed(divergences, kinds_by_tensor), room - stays)
@@ -113,7 +113,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
 
 
 def _kinds_to_try(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matrix | None) -> dict[str, list[str]]:
-    """The types to measure of each matrix. One whose rows fit no type is left out, and stays as it is."""
+    """The types to measure for each matrix. A matrix whose rows fit no type is left out, and keeps its type."""
     without_entry = set(matrices) if matrix is None else set(matrix.missing)
     wanted: dict[str, list[str]] = {}
     for name in matrices:
@@ -124,7 +124,7 @@ def _kinds_to_try(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix:
 
 
 def _measurement(request: MixRequest, kinds: dict[str, list[str]], weights: int) -> tuple[SensitivityJob, Basis]:
-    """What is measured: the types `kinds` of each matrix, of a model of so many weights."""
+    """The job that measures the types `kinds` of each matrix. `weights` is the number of weights of all matrices."""
     job = SensitivityJob(
         gguf=str(request.source),
         matrix=str(request.matrix.file) if request.matrix else "",
@@ -141,7 +141,7 @@ def _measurement(request: MixRequest, kinds: dict[str, list[str]], weights: int)
 def replayed(
     types: dict[str, str], origin: QuantizedFile, source: Path, texts: RunTexts, most_bytes: int | None
 ) -> Mix:
-    """A mix that was chosen before.
+    """Makes a mix from types that were chosen before.
 
     Raises:
         UsageError: there is too little text to measure the file on.
@@ -164,10 +164,10 @@ def _mix(gguf: GgufFile, types: dict[str, str], most: int | None, texts: RunText
 
 
 def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> QuantizedFile:
-    """What the record says of a mix: its types as the file has them, and its distance on other text.
+    """Checks a mix's file and measures its distance on other texts. Returns the entries for the record.
 
     Raises:
-        UsageError: the file is not the mix, or is larger than it may be.
+        UsageError: the file has other types than the mix, or is too large.
     """
     other = [name for name, kind in mix.types.items() if file.tensors[name].kind.lower() != kind]
     too_large = mix.most_bytes is not None and file.size_bytes > mix.most_bytes
@@ -183,19 +183,19 @@ def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> Quantized
 
 
 def quantizable(gguf: GgufFile) -> dict[str, int]:
-    """The weights of each matrix that llama.cpp would round, by its own dry run. All are named in the mix: llama.cpp
-    counts the ones that it chooses a type for itself, and a partial list would shift its count."""
+    """The number of weights of each matrix that llama.cpp would round, by its own dry run. A mix names all of them:
+    llama.cpp counts only unnamed matrices to choose their types, so a partial list would shift its choices."""
     plan = dry_run({"source": str(gguf.path), "types": {"q8_0": 7}, "out": ""})["q8_0"]
     return {name: gguf.tensors[name].elements for name in plan["targets"]}
 
 
 def dry_run(job: QuantizeJob) -> dict[str, DryRun]:
-    """What llama.cpp would do for each type of the job. It reads only the header."""
+    """llama.cpp's dry run for each type of the job. It reads only the header of the file."""
     return run_worker(WORKER, job, dict[str, DryRun])
 
 
 def _too_small(gguf: GgufFile, matrices: dict[str, int], target: MixTarget, lacking: int) -> UsageError:
-    """The error where the smallest types have so many bytes more than there is room for. What it names is enough."""
+    """The error if even the smallest types need `lacking` bytes too many. It names a size that is enough."""
     flat = _flat(gguf, matrices)
     least = lacking + _room(gguf, matrices, target) + sum(tensor.n_bytes for tensor in flat)
     weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
@@ -211,12 +211,12 @@ def _too_small(gguf: GgufFile, matrices: dict[str, int], target: MixTarget, lack
 
 
 def _flat(gguf: GgufFile, matrices: dict[str, int]) -> list[Tensor]:
-    """What is not rounded, and is part of the bits that are recorded."""
+    """The matrices that are not rounded. They count in the bits per weight of a file."""
     return [tensor for tensor in gguf.matrices if tensor.name not in matrices]
 
 
 def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
-    """The bytes that the matrices may take together."""
+    """The bytes that all matrices to quantize may take together."""
     if target.bits is not None:
         flat = _flat(gguf, matrices)
         weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
@@ -227,7 +227,7 @@ def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
 
 
 def _shortened(texts: list[list[int]], tokens: int) -> list[list[int]]:
-    """The first texts of about so many tokens."""
+    """The first texts, until they have `tokens` tokens, but at least `_LEAST_TOKENS` and at most `_MOST_TOKENS`."""
     most = min(_MOST_TOKENS, max(_LEAST_TOKENS, tokens))
     chosen: list[list[int]] = []
     for ids in texts:

@@ -1,7 +1,7 @@
-"""A mix of types to make again: read from a file, and checked against the model before anything is made.
+"""Reads a mix of types from a file, so that it can be made again, and checks that it fits the model.
 
-The file is `quantize.json` of an export, or a JSON object with a type for the name of each matrix. It may be anybody's:
-a name is only ever compared with the names of the model.
+The file is `quantize.json` of an export, or a JSON object that has a type for the name of each matrix. It is not
+trusted: its names are only compared with the names in the model.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.run import records
 from skill_train.run.export_record import ExportRecord, MixSource, size_option
 
-_SHOWN = 5  # mixes in a message
+_SHOWN = 5  # the most mixes that a message names
 _UNROUNDED = ("f16", "bf16")
-_LEAST_BLOCK = 32  # a matrix whose rows are not a multiple of it fits no type, and stays as it is where it is not named
+_LEAST_BLOCK = 32  # if a matrix's rows are not a multiple of it, no type fits, and the mix may leave the matrix out
 
 
 @dataclass(frozen=True)
 class MixFile:
-    """The types of a mix, by matrix, and where they were read from."""
+    """The types of a mix, by the name of the matrix, and the file that they were read from."""
 
     types: dict[str, str]
     source: MixSource
-    most_bytes: int | None = None  # of the whole file; None asks for nothing
-    bits: float | None = None  # a weight of all matrices; None where no size was named
+    most_bytes: int | None = None  # the limit of the whole file; None for no limit
+    bits: float | None = None  # bits per weight, over all matrices; None if the user named none
 
     @property
     def name(self) -> str:
-        """Of the file, after the name of the model: the same types have the same name."""
+        """The part of the file's name that follows the model's name. Mixes with the same types have the same name."""
         return f"mix-{identity(self.types)[:8]}"
 
 
 def read_mix(path: Path, target: MixTarget | None) -> MixFile:
-    """The mix in a file.
+    """Reads the mix in a file.
 
     Args:
-        target: the size that it was chosen for, where a record has several mixes.
+        target: the size for which the mix was chosen, if a record has several mixes.
 
     Raises:
-        UsageError: there is no such file or no such mix, or it is no JSON of names and types.
+        UsageError: the file or the mix does not exist, or the file is not JSON with names and types.
     """
     try:
         content = records.regular_bytes(path)
@@ -70,10 +70,10 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
 
 
 def require_fit(mix: MixFile, source: Path) -> None:
-    """Checks the names and the lengths of rows.
+    """Checks that the names and types of the mix fit the matrices of the model.
 
     Raises:
-        UsageError: the model has other matrices, or rows that are not whole blocks of their type.
+        UsageError: the model has other matrices, or its rows are not whole blocks of their type.
     """
     gguf = read_gguf(source)
     matrices = quantizable(gguf)
@@ -89,10 +89,10 @@ def require_fit(mix: MixFile, source: Path) -> None:
 
 
 def require_matrix(mix: MixFile, matrix: Matrix | None, source: Path) -> None:
-    """Checks that the importance matrix has what the types need.
+    """Checks that the importance matrix has an entry for each matrix whose type needs one.
 
     Raises:
-        UsageError: a type needs it for a matrix that it says nothing about.
+        UsageError: an entry is missing, or there is no importance matrix.
     """
     covered = set() if matrix is None else {name for name in mix.types if name.startswith("blk.")} - {*matrix.missing}
     lacking = [name for name, kind in mix.types.items() if kind in NEED_MATRIX and name not in covered]
@@ -116,7 +116,7 @@ def _document(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds the object. Refuses a name that appears twice, because either of its types could be meant."""
+    """Builds a JSON object. Refuses a name that appears twice, because either type could be meant."""
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
@@ -126,7 +126,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _recorded(path: Path, record: ExportRecord, target: MixTarget | None) -> tuple[str, dict[str, str]]:
-    """The name and the types of the mix in a record: the only one, or that of the size that was asked for."""
+    """The name and the types of a mix in a record: the mix for `target`, or the only one if `target` is None."""
     mixes = {entry["quant"]: entry["tensor_types"] for entry in record.outputs.values() if "tensor_types" in entry}
     chosen = mixes if target is None else {name: types for name, types in mixes.items() if name == target.name}
     if len({identity(types) for types in chosen.values()}) == 1:
@@ -156,13 +156,13 @@ def _type_of(path: Path, name: str, kind: str) -> str:
 
 
 def _first_of(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first name, and how many more there are."""
     first, *others = names
     return records.shortened(first) + (f" and {len(others)} more" if others else "")
 
 
 def _listed_names(names: list[str]) -> str:
-    """A few of some names, each short. A record may be anybody's."""
+    """The first few names, each shortened, because the record is not trusted."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(name[:60] for name in names[:_SHOWN]) + more
 

@@ -1,9 +1,8 @@
-"""The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling and context, with a reason for each
-line.
+"""Writes the Modelfile, which tells Ollama how to run a GGUF file: stop tokens, sampling and context, with a reason for
+each line. The frame is `templates/Modelfile`.
 
-For a model that was trained with its chat template no TEMPLATE is written. Ollama would use TEMPLATE instead of the
-template in the file. It is written in another language (Go's), so it would be a second, untested version of the model's
-template. The frame is `templates/Modelfile`.
+A model that was trained with its chat template gets no TEMPLATE. Ollama would use TEMPLATE instead of the template in
+the file. TEMPLATE is written in Go's template language, so it would be a second, untested version.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from skill_train.run.records import read_json
 
 Reason = dict[str, str]
 
-# The name in generation_config.json and the name in a Modelfile. Source:
+# Pairs of the name in generation_config.json and the name in a Modelfile. Source:
 # https://github.com/ollama/ollama/blob/main/docs/modelfile.md
 _SAMPLING = (
     ("temperature", "temperature"),
@@ -39,7 +38,7 @@ _SAMPLING = (
     ("repetition_penalty", "repeat_penalty"),
 )
 _OLLAMA_CONTEXT = 4096  # tokens; Ollama's default context on most machines
-# Its llm/llama_server.go of 2026-08-21: `llamaServerChatMessage`, `qwenVLServerArgs`.
+# Source: `llamaServerChatMessage` and `qwenVLServerArgs` in Ollama's llm/llama_server.go of 2026-08-21.
 _PICTURES = (
     "# Ollama 0.30 and newer puts a picture behind the words of its message, and gives Qwen-VL 1,024 tokens for it.",
     "# `verify` judged the pair with pictures where the rows have them, and of llama.cpp's own size.",
@@ -54,12 +53,12 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
     Args:
         gguf: the file name for FROM, relative to the Modelfile.
         parameters: the lines of `parameters_of`.
-        projector: the file beside it that reads pictures. Ollama takes it from a second FROM (server/create.go,
-            `isProjectorGGUF`, 2026-08-21).
-        adapter: the file beside it with a LoRA adapter for the model of FROM.
+        projector: the GGUF file that reads pictures for the model. Ollama takes it from a second FROM
+            (server/create.go, `isProjectorGGUF`, 2026-08-21).
+        adapter: the GGUF file of a LoRA adapter for the model.
 
     Raises:
-        UsageError: a file cannot be written in one line.
+        UsageError: a file name has a character that a Modelfile cannot hold.
     """
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     files = [gguf] if projector is None else [gguf, projector]
@@ -72,14 +71,14 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
 
 
 def edits(text: str, written: str) -> list[str]:
-    """How the text of a Modelfile differs from the one that was written, but for remarks."""
+    """How the text of a Modelfile differs from the text that the export wrote. Comments are ignored."""
     there, ours = (_commands(each) for each in (text, written))
     lacks = [f"it lacks {line}" for line in ours if line not in there]
     return lacks + [f"it has {line}" for line in there if line not in ours]
 
 
 def _commands(text: str) -> list[str]:
-    """The lines without remarks; a system message, which may have headings that look like one, is one line."""
+    """The lines without comments. A system message becomes one line, because its lines may begin with `#`."""
     folded = re.sub(r'(?ms)^SYSTEM """.*?"""$', lambda found: "\\n".join(found[0].splitlines()), text)
     return [line for line in folded.splitlines() if line.strip() and line[0] != "#"]
 
@@ -100,15 +99,15 @@ def parameters_of(
     tokenizer: Any = None,
     system: str | None = None,
 ) -> tuple[list[str], list[Reason]]:
-    """The lines that follow FROM, with the reason for each line and for each missing one.
+    """The lines that follow FROM, and the reason for each line and for each line that was left out.
 
     Args:
         model: the converted folder; its tokenizer, generation_config.json and config.json are read.
-        trained_length: the tokens of the longest training example, if known.
+        trained_length: the longest training example in tokens, if known.
         bare: the rows were trained unchanged, without the chat template.
         tokenizer: the model's tokenizer, if the caller has it. Its template is rendered here, so call this in the main
             thread, where an endless template can be stopped.
-        system: of `system_of`.
+        system: the system message of all rows, from `train_record.system_of`; None for none.
 
     Raises:
         UsageError: the template does not end.
@@ -147,7 +146,7 @@ def parameters_of(
 
 
 def parameters_of_run(model: Path, run: RunDir | None, tokenizer: Any = None) -> tuple[list[str], list[Reason]]:
-    """As `parameters_of`, with what its run knows of the training; None for a model of no run."""
+    """`parameters_of` with the training's facts from the run's records. `run` is None for a model without a run."""
     if run is None:
         return parameters_of(model, tokenizer=tokenizer)
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
@@ -156,8 +155,8 @@ def parameters_of_run(model: Path, run: RunDir | None, tokenizer: Any = None) ->
 
 
 def _why_not_quoted(system: str) -> str:
-    """Ollama's parser (parser/parser.go) knows no escapes, and drops each character that Go calls unprintable: spaces
-    that do not break, joiners of emoji."""
+    """Why a Modelfile cannot hold the system message; empty if it can. Ollama's parser (parser/parser.go) has no
+    escapes, and drops characters that Go calls unprintable, such as no-break spaces and the joiners of emoji."""
     if not system:
         return "its text is not there any more"
     dropped = next((each for each in system if not each.isprintable() and each not in "\t\r\n"), "")
@@ -171,7 +170,7 @@ def _reason(rule: str, because: str, source: str) -> Reason:
 
 
 def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[tuple[str, str, str]]:
-    """The texts that end an answer, each once, as `(token, reason, source)`."""
+    """The distinct texts that end an answer, as `(text, reason, source)`."""
     stops: dict[str, tuple[str, str, str]] = {}
     turn_end = _turn_end(tokenizer)
     if turn_end:
@@ -193,7 +192,7 @@ def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[t
 
 
 def _turn_end(tokenizer: Any) -> str | None:
-    """The special token after an answer, found by rendering the template with one."""
+    """The special token that the chat template writes after an answer; None if there is none."""
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]

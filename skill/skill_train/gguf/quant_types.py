@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 # llama-quantize's short names (tools/quantize/quantize.cpp).
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
-# These are in the enumeration, but llama_ftype_get_default_type does not know them. Only a converter writes such files.
+# These types are in the enumeration, but llama_ftype_get_default_type does not know them. Only converters write them.
 _NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
 
 _SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-common.h)
 
 
 def quantization_types() -> dict[str, int]:
-    """The number by name of every type that the installed llama.cpp can quantize to, and that gguf-py reads back. They
-    are read from the text of the bindings, because importing these would load the native library.
+    """The numbers, by name, of the types that the installed llama.cpp can quantize to and that gguf-py can read. They
+    are read from the source text of the bindings, because an import would load the native library.
 
     Raises:
         NotInstalled: llama-cpp-python or gguf is missing.
@@ -44,16 +44,16 @@ def quantization_types() -> dict[str, int]:
 
 
 def plain_type(name: str) -> str:
-    """llama.cpp's name of a type, however it is spelt: `Q4-K-M` and `q4_k` are `q4_k_m`. The type may be unknown."""
+    """llama.cpp's name of a type: `Q4-K-M` and `q4_k` become `q4_k_m`. Does not check that the type exists."""
     plain = name.strip().lower().replace("-", "_")
     return _ALIASES.get(plain, plain)
 
 
 def type_names(quants: list[str]) -> list[str]:
-    """llama.cpp's names of the types in lower case, each once, in the given order.
+    """llama.cpp's names of the types in lower case, in the given order, without repetitions.
 
     Raises:
-        UsageError: a name is unknown; the message has the nearest known name and the list.
+        UsageError: a name is unknown. The message has the nearest known name, and `expected` lists all.
     """
     types = quantization_types()
     names = []
@@ -72,10 +72,10 @@ def type_names(quants: list[str]) -> list[str]:
 
 
 def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fallback]:
-    """The tensors that the file stores in another type than the intended one: `tensor`, `wanted`, `got`, `why`.
+    """The tensors that the file stores in another type than the intended one. `got` is read from the file.
 
-    `got` is read from the file. llama.cpp logs nothing if it stores an output matrix (or the embedding of a tied model)
-    as q8_0 because its rows are not divisible by 256. Such a tensor is in the list too.
+    The dry run's log (`planned`) does not mention an output matrix, or the embedding of a tied model, that becomes q8_0
+    because its rows are not divisible by 256. Such a tensor is in the list too.
     """
     announced: list[Fallback] = [
         {**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned

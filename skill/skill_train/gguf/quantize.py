@@ -59,8 +59,8 @@ class QuantizeRequest:
     name: str
     quants: list[str]  # names of types, such as `q4_k_m`; upper case and `-` are understood
     matrix: Matrix | None = None  # an importance matrix for the types that take one
-    without_matrix: bool = False  # a file that was made with one is not reused
-    mixes: dict[str, Mix] = field(default_factory=dict)  # types of their own by the name that stands in the file's name
+    without_matrix: bool = False  # refuse to reuse a file that was made with an importance matrix
+    mixes: dict[str, Mix] = field(default_factory=dict)  # mixes to make too, by the name for the file's name
 
 
 def quantize(request: QuantizeRequest, *, progress: Bar, warn: Warn) -> StepResult[ExportRecord]:
@@ -126,7 +126,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Warn) -> StepResu
 
 
 def _types(request: QuantizeRequest) -> dict[str, int]:
-    """llama.cpp's number of each type by its name; of a mix, that of the type which its metadata states."""
+    """llama.cpp's number of each type by its name. A mix has the number of its nominal type."""
     numbers = quantization_types()
     types = {quant: numbers[quant] for quant in type_names(request.quants)}
     return types | {name: numbers[mix.nominal] for name, mix in request.mixes.items()}
@@ -141,7 +141,7 @@ def _job(request: QuantizeRequest, types: dict[str, int]) -> QuantizeJob:
 
 
 def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
-    """The dry run of llama.cpp for each type, which reads only the header."""
+    """llama.cpp's dry run for each type. It reads only the header of the source."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
@@ -151,7 +151,7 @@ def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> di
     for quant in needing:
         if matrix is None or matrix.missing:
             raise _needs_matrix(request, quant)
-    if needing and matrix:  # with one, llama.cpp gives some tensors other types
+    if needing and matrix:  # with an importance matrix, llama.cpp gives some tensors other types
         job = _job(request, {quant: types[quant] for quant in needing})
         again = dry_run({**job, "matrix": str(matrix.file)})
         plans |= {quant: {**again[quant], "needs_imatrix": True} for quant in needing}
@@ -178,7 +178,7 @@ def _needs_matrix(request: QuantizeRequest, quant: str) -> UsageError:
 
 @contextlib.contextmanager
 def _judge(request: QuantizeRequest, quants: list[str], progress: Bar) -> Iterator[Judge | None]:
-    """The judge of mixes, and of the files with and without a matrix; None where there is nothing to measure."""
+    """The judge for mixes, and for files with and without the importance matrix; None if nothing is measured."""
     texts = next((mix.texts for mix in request.mixes.values()), request.matrix.texts if request.matrix else [])
     if not texts or not any(takes_matrix(quant) or quant in request.mixes for quant in quants):
         yield None
@@ -189,7 +189,8 @@ def _judge(request: QuantizeRequest, quants: list[str], progress: Bar) -> Iterat
 
 
 def _matrix_for(request: QuantizeRequest, quant: str, needed: bool, judge: Judge | None) -> tuple[Matrix | None, bool]:
-    """The matrix for one type, and whether it must be measured to help, because it is not needed or asked for."""
+    """The importance matrix for one type, and whether the file must be compared with one without the matrix. It must if
+    the type does not need a matrix and the user did not request one."""
     matrix = request.matrix
     if matrix is None or not (takes_matrix(quant) or quant in request.mixes):
         return None, False
@@ -199,14 +200,14 @@ def _matrix_for(request: QuantizeRequest, quant: str, needed: bool, judge: Judge
 
 @dataclass(frozen=True)
 class _ToMake:
-    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is."""
+    """A file to make. `plan` is llama.cpp's dry run for it; `mix` is None for a plain type."""
 
     quant: str
     job: QuantizeJob
     file: Path
     plan: DryRun
     matrix: Matrix | None
-    compares: bool  # the file without the matrix is kept where that is nearer
+    compares: bool  # the file is also made without the matrix, and the one nearer to the source is kept
     mix: Mix | None
     judge: Judge | None
 
@@ -242,8 +243,8 @@ def _make_all(
 
 
 def _at_once(source: Path) -> int:
-    """The number of files to make at once. llama.cpp reads and writes with one thread, so two files keep two cores
-    busy, if there is memory for both."""
+    """The number of files to make at once: two if the memory is enough. llama.cpp reads and writes with one thread, so
+    two files keep two cores busy."""
     have = available_memory_bytes()
     return 1 if have is None or have < 2 * _worker_bytes(source.stat().st_size) else _AT_ONCE
 
@@ -289,7 +290,7 @@ def _quantize(task: _ToMake, progress: Bar, warn: Warn, note: Callable[[str, Exp
 
 
 def _make_with(matrix: Matrix, task: _ToMake, part: Path, progress: Bar) -> QuantizedFile:
-    """Quantizes with an importance matrix. Returns what is recorded of the matrix."""
+    """Quantizes with an importance matrix, or without it if `compares` finds that nearer. Returns entries to record."""
     run_worker(WORKER, {**task.job, "out": str(part), "matrix": str(matrix.file)}, object, progress=progress)
     if not task.compares or task.judge is None:
         return {"imatrix": matrix.use}
@@ -304,7 +305,7 @@ def _make_with(matrix: Matrix, task: _ToMake, part: Path, progress: Bar) -> Quan
 
 
 def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, ExportedFile]:
-    """The recorded entries of files that still exist. A file that was removed may be made again."""
+    """The recorded entries of files that still exist. Raises UsageError if they were made from another source."""
     if not record.is_file():
         return {}
     earlier = export_record.read(record)

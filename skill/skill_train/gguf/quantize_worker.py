@@ -19,8 +19,8 @@ from skill_train.llama.llama_cpp import bindings
 from skill_train.run.export_record import Fallback
 
 _MIB = 1 << 20
-# The size of the rows of one tensor that are processed at once. With 1 GiB the system had to allocate that much memory
-# for a large vocabulary, which took a fifth of the processor time of q8_0.
+# The bytes of a tensor's rows that are processed at once. With 1 GiB, allocating that memory for a large vocabulary
+# took a fifth of the processor time of q8_0.
 _BUFFER_BYTES = 1 << 26
 
 # The log lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
@@ -32,20 +32,19 @@ _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 _TARGET = re.compile(r"\[ *\d+/ *\d+\] (\S+) .* MiB -> +[\d.]+ MiB \((\w+)\)$")
 
 _INTEGER, _TEXT = 0, 3  # enum llama_model_kv_override_type
-_LONGEST_TEXT = 127  # bytes of a value in llama_model_kv_override
+_LONGEST_TEXT = 127  # the most bytes of a text value in llama_model_kv_override
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class QuantizeJob(TypedDict):
-    """The types to quantize `source` to. Without `out` nothing is written, and there may be several types."""
+    """The types to quantize `source` to. If `out` is empty, it is a dry run, which may have several types."""
 
     source: str
     types: dict[str, int]  # llama.cpp's number of each type by its name
     out: str
     matrix: NotRequired[str]  # the file of an importance matrix
-    # the type of every matrix by its name, in place of llama.cpp's own choice
-    tensor_types: NotRequired[dict[str, str]]
-    metadata: NotRequired[dict[str, str]]  # texts and whole numbers that the file is to state
+    tensor_types: NotRequired[dict[str, str]]  # the type of every matrix by its name, in place of llama.cpp's choice
+    metadata: NotRequired[dict[str, str]]  # texts for the file's metadata
 
 
 class DryRun(TypedDict):
@@ -53,13 +52,14 @@ class DryRun(TypedDict):
 
     size_bytes: int  # the size of the tensors' data, to a hundredth of a MiB
     changed: int  # the number of tensors that get another type
-    targets: dict[str, str]  # these tensors, each with its type
+    targets: dict[str, str]  # the new type of each such tensor, by its name
     fallbacks: list[Fallback]
     needs_imatrix: bool
 
 
 class _Log:
-    """Joins the pieces of lines that llama.cpp logs, and reads the lines."""
+    """Joins the pieces of llama.cpp's log to lines, and parses them. Calls `on_tensor` with the number of finished
+    tensors, the number of all, and the name of the next one."""
 
     def __init__(self, on_tensor: Callable[[int, int, str], None]) -> None:
         self.on_tensor = on_tensor
@@ -97,7 +97,7 @@ class _Log:
 
 
 def run(job: QuantizeJob) -> dict[str, DryRun]:
-    """Quantizes to one type, or returns a dry run for each type by its name.
+    """Quantizes to one type, or does a dry run for each type. Returns what llama.cpp logged, by the type's name.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
@@ -130,8 +130,8 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
 
 
 def _use_matrix(api: Any, parameters: Any, file: Path, stated: dict[str, str | int]) -> Any:
-    """Hands the importance matrix over, and adds to `stated` what llama-quantize writes of it
-    (tools/quantize/quantize.cpp). Returns what must stay in memory meanwhile."""
+    """Sets the importance matrix, and adds the metadata that llama-quantize writes about it to `stated`
+    (tools/quantize/quantize.cpp). Returns the arrays, which must stay in memory while llama.cpp runs."""
     matrix = read_matrix(file)
     values = {name: entry.means() for name, entry in matrix.entries.items()}
     data = (api.llama_model_imatrix_data * (len(values) + 1))()  # the last one has no name, and ends the array
@@ -148,7 +148,7 @@ def _use_matrix(api: Any, parameters: Any, file: Path, stated: dict[str, str | i
 
 
 def _state(api: Any, parameters: Any, stated: dict[str, str | int]) -> Any:
-    """Adds metadata to the file. Returns what must stay in memory meanwhile."""
+    """Sets metadata of the file. Returns the array, which must stay in memory while llama.cpp runs."""
     pairs = (api.llama_model_kv_override * (len(stated) + 1))()  # the last one has no key, and ends the array
     for pair, (key, value) in zip(pairs, stated.items(), strict=False):
         pair.key = key.encode()
@@ -163,8 +163,8 @@ def _state(api: Any, parameters: Any, stated: dict[str, str | int]) -> Any:
 
 
 def _use_types(api: Any, parameters: Any, types: dict[str, str]) -> Any:
-    """Sets the type of each matrix. llama.cpp searches names with regular expressions and takes the first that matches:
-    each is anchored at both ends. Returns what must stay in memory meanwhile."""
+    """Sets the type of each matrix. llama.cpp takes the first regular expression that matches a name, so each one is
+    anchored at both ends. Returns the array, which must stay in memory while llama.cpp runs."""
     if not types:
         return None
     from gguf.constants import GGMLQuantizationType

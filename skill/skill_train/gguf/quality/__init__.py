@@ -1,1 +1,1 @@
-"""How good quantized files are, measured: their distance from the unquantized file, and what is chosen by it."""
+"""Measures the distance of quantized files from the unquantized file, and chooses types by it."""

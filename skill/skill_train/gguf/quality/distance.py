@@ -1,4 +1,4 @@
-"""Measures how far GGUF files are from the unquantized file, on the same text: both are run by llama.cpp."""
+"""Measures how far GGUF files are from the unquantized file. llama.cpp runs both on the same texts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROOM = 8  # tokens of context to spare
 
 @dataclass(frozen=True)
 class Judge:
-    """Texts, and what the unquantized file answers to them."""
+    """Texts, and the logits of the unquantized file for them."""
 
     sequences: list[Sequence]
-    logits: Path  # the file of its logits, float32 [tokens, vocabulary]
+    logits: Path  # the file of the logits, float32 [tokens, vocabulary]
     vocabulary: int
 
     @property
@@ -34,10 +34,10 @@ class Judge:
 
 @contextlib.contextmanager
 def judging(source: Path, texts: list[list[int]], vocabulary: int, progress: Bar) -> Iterator[Judge]:
-    """The judge for files that are made of `source`. Its logits are removed afterwards.
+    """Computes the logits of `source`, and yields the judge for files made from it. Removes the logits at the end.
 
     Args:
-        texts: token ids, of which at least one has two.
+        texts: token ids. At least one text has two tokens.
 
     Raises:
         DecisionNeeded: the disk has no room for the logits, or there is too little memory.
@@ -59,11 +59,11 @@ def judging(source: Path, texts: list[list[int]], vocabulary: int, progress: Bar
 
 
 def distance(judge: Judge, file: Path, progress: Bar | None = None) -> Measured:
-    """The distance of one file.
+    """The distance of one file from the unquantized file.
 
     Raises:
-        UsageError: its answers are not finite.
-        NativeCrash, VerificationFailed: llama.cpp crashed on it, or refuses it.
+        UsageError: the file's logits are not finite.
+        NativeCrash, VerificationFailed: llama.cpp crashed on the file, or refuses it.
     """
     job = InferenceJob(
         gguf=str(file),

@@ -1,4 +1,4 @@
-"""Chooses a type for each matrix: the least sum of measured divergences under a size. Pure."""
+"""Chooses a type for each matrix, so that the sum of measured divergences is least within a size. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-# Bits a weight of a block (ggml-common.h). Those of the first line, and the 16-bit types, are never chosen, but a mix
-# that is replayed may have them.
+# Bits per weight of each type (ggml-common.h). The types of the first line are never chosen, but a mix from a file may
+# have them.
 BITS = {
     "iq1_s": 1.5625, "iq1_m": 1.75, "iq2_xxs": 2.0625, "q4_1": 5.0, "f16": 16.0, "bf16": 16.0,
     "iq2_xs": 2.3125, "iq2_s": 2.5625, "q2_k": 2.625, "iq3_xxs": 3.0625, "iq3_s": 3.4375, "q3_k": 3.4375,
     "iq4_xs": 4.25, "q4_k": 4.5, "iq4_nl": 4.5, "q4_0": 4.5, "q5_k": 5.5, "q5_0": 5.5, "q5_1": 6.0, "q6_k": 6.5625,
     "q8_0": 8.5,
 }  # fmt: skip
-# Without an importance matrix llama.cpp refuses them (tensor_requires_imatrix, src/llama-quant.cpp).
+# llama.cpp refuses these types without an importance matrix (tensor_requires_imatrix, src/llama-quant.cpp).
 NEED_MATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 _OF_SUPER_BLOCKS = ("iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k")
 _OF_BLOCKS = ("iq4_nl", "q4_0", "q5_0", "q5_1")
 _SUPER_BLOCK, _BLOCK = 256, 32
 _WITHOUT_BLOCKS = ("f16", "bf16")
-_BELOW, _ABOVE = 2.0, 3.0  # bits around the mean: what is far from it is never chosen, and takes as long to measure
-_MORE_BITS = 4.0  # one bit more halves the error, and a quarter of its square is left
+_BELOW, _ABOVE = 2.0, 3.0  # bits around the mean; types farther away are never chosen, so they are not measured
+_MORE_BITS = 4.0  # the factor of the divergence for one bit less: the error doubles, and its square is 4 times as large
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Choice:
     """A mix of types."""
 
     types: dict[str, str]  # by the name of the matrix
-    n_bytes: int  # of these matrices
-    kl: float  # the sum of their divergences, in nats: an estimate
+    n_bytes: int  # the size of all these matrices
+    kl: float  # the sum of their divergences in nats, which estimates the divergence of the mix
 
 
 def candidates(columns: int, bits: float, *, with_matrix: bool) -> list[str]:
-    """The types to try for a matrix with rows of this length, the coarsest first; empty if it can only stay as it is.
+    """The types to try for a matrix with `columns` columns, the coarsest first; empty if no type fits.
 
     Args:
-        bits: that a weight may have on average.
-        with_matrix: an importance matrix says something about it.
+        bits: the mean bits per weight of the mix.
+        with_matrix: the importance matrix has an entry for the matrix.
     """
     if columns % _BLOCK:
         return []
@@ -50,7 +50,7 @@ def candidates(columns: int, bits: float, *, with_matrix: bool) -> list[str]:
 
 
 def block_of(kind: str) -> int:
-    """The weights in a block of a type: rows are whole blocks."""
+    """The weights in a block of a type. The rows of a matrix must be whole blocks."""
     if kind in _WITHOUT_BLOCKS:
         return 1
     return _BLOCK if kind in (*_OF_BLOCKS, "q4_1", "q8_0") else _SUPER_BLOCK
@@ -63,10 +63,10 @@ def bytes_of(elements: int, kind: str) -> int:
 def completed(
     measured: Mapping[tuple[str, str], float], kinds_by_tensor: Mapping[str, list[str]]
 ) -> dict[tuple[str, str], float]:
-    """Every wanted divergence: the measured ones, and estimates for those that there was no time for.
+    """The divergence of every pair of matrix and type: measured, or estimated if there was no time to measure it.
 
-    A type's divergence grows with that of another type of the same matrix, by the factor that other matrices show. A
-    matrix without any measurement minds each type as much as the most sensitive quarter of the others.
+    An estimate is the divergence of the nearest measured type of the same matrix, times the ratio of the two types in
+    other matrices. For a matrix without any measurement it is the upper quartile of the other matrices.
     """
     at_least_0 = {pair: max(kl, 0.0) for pair, kl in measured.items()}
     kinds = sorted({kind for kinds in kinds_by_tensor.values() for kind in kinds}, key=lambda kind: BITS[kind])
@@ -86,8 +86,8 @@ def completed(
 
 
 def _ratio(divergences: Mapping[tuple[str, str], float], kind: str, other: str) -> float:
-    """The divergence of one type relative to that of another, in the middle of the matrices that were measured with
-    both; by their bits when there is none."""
+    """The median ratio of the divergences of `kind` and `other`, over the matrices that were measured with both. If
+    there is no such matrix, the ratio follows from the bits of the types."""
     both = [
         kl / divergences[tensor, other]
         for (tensor, its), kl in divergences.items()
@@ -97,15 +97,15 @@ def _ratio(divergences: Mapping[tuple[str, str], float], kind: str, other: str) 
 
 
 def choose(elements: Mapping[str, int], divergences: Mapping[tuple[str, str], float], most_bytes: int) -> Choice:
-    """The mix of the least sum of divergences that a greedy search finds.
+    """Finds a mix with a small sum of divergences by a greedy search.
 
-    Every matrix begins with its coarsest type. The step that buys the most for its bytes is taken next, as long as it
-    fits. Types that no mixture of a coarser and a finer one of the same matrix can better are the only ones it takes.
+    Every matrix begins with its smallest type. Each step gives one matrix its next larger type: the step that removes
+    the most divergence per byte and still fits. Only types on the lower convex hull of bytes and divergence are used.
 
     Args:
-        elements: weights by matrix.
+        elements: the number of weights, by matrix.
         divergences: by matrix and type.
-        most_bytes: for all of them, and no less than the coarsest types take.
+        most_bytes: the limit for all matrices, at least the size with the smallest types.
     """
     of: dict[str, dict[str, float]] = {}
     for (tensor, kind), kl in divergences.items():
@@ -139,7 +139,7 @@ def _hull(elements: int, kinds: Mapping[str, float]) -> list[_Option]:
     hull: list[_Option] = []
     for option in options:
         if hull and option[1] >= hull[-1][1]:
-            continue  # larger, and no nearer
+            continue  # larger, with no less divergence
         while len(hull) > 1 and _slope(hull[-2], option) <= _slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(option)

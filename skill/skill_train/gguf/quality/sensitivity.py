@@ -1,6 +1,6 @@
-"""Measures how much each matrix minds each type, and keeps every figure, so that a call that was ended goes on.
+"""Measures the divergence of each matrix with each type. Stores every figure, so an interrupted call can continue.
 
-The file has a line for what was measured on what, and then a line for each figure.
+The first line of the file is the `Basis`. The following lines are an `Outcome` each.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from skill_train.machine.limits import require_memory
 
 WORKER = "skill_train.llama.importance.sensitivity_worker"
 Line = TypeVar("Line", "Basis", Outcome)
-MOST_SECONDS = 1200.0  # of measuring in one call
+MOST_SECONDS = 1200.0  # the most time that one call measures
 _WORK_BYTES = 700_000_000
 
 
 class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the figures are of: the sha256 of the GGUF file, of the importance matrix and of the token ids."""
+    """What was measured: the sha256 of the GGUF file, of the importance matrix and of the token ids."""
 
     model: str
     matrix: str
@@ -32,10 +32,10 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def measured(job: SensitivityJob, basis: Basis, progress: Bar) -> dict[tuple[str, str], float]:
-    """The mean KL divergence by matrix and type, in nats. Those that there was no time for are missing.
+    """The mean KL divergence by matrix and type, in nats. Pairs that there was no time for are missing.
 
     Args:
-        job: with all trials that are wanted. Those whose figures are in its file already are left out.
+        job: the job with all wanted trials. Trials whose figures are already in `job.out` are not repeated.
 
     Raises:
         NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
@@ -51,8 +51,8 @@ def measured(job: SensitivityJob, basis: Basis, progress: Bar) -> dict[tuple[str
 
 
 def in_order(kinds_by_tensor: dict[str, list[str]]) -> list[TypeTrial]:
-    """One type of every matrix, then the next one: where the time ends, each has its share of the figures. The first
-    one is in the middle, from which the others can be estimated."""
+    """The trials in the order to measure them: one type of every matrix, then the next type of every matrix. When the
+    time ends, every matrix has some figures. The middle types come first, because they estimate the others best."""
     trials: list[TypeTrial] = []
     turns = {tensor: _from_the_middle(kinds) for tensor, kinds in kinds_by_tensor.items()}
     for place in range(max(map(len, turns.values()), default=0)):
@@ -66,8 +66,8 @@ def _from_the_middle(kinds: list[str]) -> list[str]:
 
 
 def _read_measured(job: SensitivityJob, basis: Basis) -> dict[tuple[str, str], float]:
-    """The figures in the file. A file of something else, or none, is replaced by one without figures. A half line of a
-    call that was killed is taken out, so that what comes next begins a line."""
+    """The figures in the file for the job's trials. A missing file, or one of another basis, is replaced by a file
+    without figures. Broken lines of a killed call are removed, so that the next figure begins a new line."""
     file, wanted = Path(job.out), {(trial.tensor, trial.kind) for trial in job.trials}
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     first, *lines = text.splitlines() or [""]

@@ -1,4 +1,4 @@
-"""The texts of a run that quantization looks at: rows that trained, as they were fed. Rows that were held out never."""
+"""Chooses the texts for quantization from a run: training rows as the trainer was fed them, and no held-out rows."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from skill_train.llama.importance.collect_worker import windows
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
 
-FEWEST = 128  # tokens, of either kind: fewer say nothing about a matrix, or about a difference
+FEWEST = 128  # the fewest tokens to compute a matrix from, and the fewest to compare files on
 TRAINING, SAMPLES = "training rows", "samples.jsonl"
-_JUDGE_EVERY = 4  # of these many rows one is for comparing
-# Tokens to compute a matrix of. Four times as many gave no nearer files (references/gguf_conversion.md).
+_JUDGE_EVERY = 4  # every fourth row is for comparing, the others for computing
+# Tokens to compute a matrix from. Four times as many gave no nearer files (references/gguf_conversion.md).
 _MOST, _LEAST = 16_384, 512
-_END = 32  # tokens; an end of a row that is shorter says little without what comes before it
-_MOST_COMPARED = 2048  # tokens, as `verify` compares of a small model
+_END = 32  # tokens; a shorter window at the end of a long row is not the first that is taken from the row
+_MOST_COMPARED = 2048  # tokens, the same number that `verify` compares with a small model
 _WORK = 4e12  # weights x tokens: 2 to 3 minutes on 2 cores
-_LOGITS_BYTES = 400_000_000  # of the unquantized file, on disk
+_LOGITS_BYTES = 400_000_000  # limit of the unquantized file's logits, on disk
 
 
 @dataclass(frozen=True)
 class RunTexts:
-    """Token ids to compute of, and others to compare on."""
+    """Token ids of texts: `computed` to compute a matrix from, and `compared` to compare files on."""
 
     computed: list[list[int]]
     compared: list[list[int]]
-    sha256: str  # of the ids to compute of
-    why: str  # how many tokens these are, and why not more
-    source: str = SAMPLES  # `TRAINING`, rows of the run's data; or `SAMPLES`, the few that the run keeps
-    lacking: str = ""  # why they are not rows of the data
-    further_parts: int = 0  # how many of the texts to compute of are a second or later part of a row
+    sha256: str  # the digest of `computed`
+    why: str  # the number of tokens in `computed`, and why there are no more
+    source: str = SAMPLES  # `TRAINING`: rows of the run's data. `SAMPLES`: the few rows that the run keeps.
+    lacking: str = ""  # why the rows of the data could not be used; empty if they were
+    further_parts: int = 0  # how many texts in `computed` are the second or a later window of a row
 
     @property
     def rows(self) -> int:
@@ -47,11 +47,11 @@ class RunTexts:
 
 
 def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
-    """The texts of a run: rows of its data, here or on the Hub, or those of `samples.jsonl` where the data is gone or
-    has changed.
+    """The texts of a run: rows of its data, on this machine or on the Hub. If the data is missing or has changed, they
+    are the rows of `samples.jsonl`.
 
-    They are as the trainer was fed them, in parts where they are long. A row that was held out too is left out, and so
-    is one with pictures.
+    Rows have the token ids that the trainer was fed; long rows are divided. Rows that were held out, and rows with
+    pictures, are left out.
     """
     weights = sum(tensor.elements for tensor in model.tensors.values())
     vocabulary = len(model.tokens) or 1
@@ -90,7 +90,7 @@ def _first_token(model: GgufFile) -> int | None:
 
 @dataclass
 class _Part:
-    """Texts of so many tokens together, and the rows that they are of. The last one is cut."""
+    """Collects texts until `room`, in tokens, is used up. The last text is cut. `rows` are the numbers of the rows."""
 
     room: int
     texts: list[list[int]] = field(default_factory=list)
@@ -112,9 +112,9 @@ class _Part:
 
 
 class _Draw:
-    """Draws texts of rows until there are enough: first one window of each row, at another place in each, and then the
-    others, each once. All windows of a row are for computing, or all for comparing. A window of a held-out row is left
-    out, so that nothing of those is read under another number."""
+    """Draws windows of rows until there are enough: first one window of each row, at varying places, and then the
+    others, each once. The windows of one row are all for computing or all for comparing. A window that is also in a
+    held-out row is left out, because data may repeat a row."""
 
     def __init__(self, most: int, compared: int, held_out: list[FedRow], first_token: int | None) -> None:
         self.computed, self.compared, self.read = _Part(most), _Part(compared), 0
@@ -133,7 +133,7 @@ class _Draw:
                 later.append(others)
             if self._is_full:
                 return self
-        # First one of each row, then the next.
+        # The second window of each row, then the third, and so on.
         for part, window, row in filter(None, chain.from_iterable(zip_longest(*later))):
             if self._is_new(window):
                 self._add(part, window, row)
@@ -144,7 +144,7 @@ class _Draw:
         return self.computed.full and self.compared.full
 
     def _turned(self, ids: list[int]) -> list[tuple[int, ...]]:
-        """The windows of a row. Which one is the first moves on with each row; it is not a short end of a long one."""
+        """The windows of a row, beginning with another one in each row, but not with a short end of a long row."""
         all_of_it = [tuple(window) for window in windows(ids, self._first_token)]
         choice = len(all_of_it) - (len(all_of_it[-1]) < _END)
         start = int(self.read * GOLDEN % 1 * choice)

@@ -1,7 +1,7 @@
-"""The rows that a run trained on, read from its data again. Rows that were held out are never among them.
+"""Reads the rows that a run trained on from its data again, without the rows that were held out.
 
-The data is only used when it has the bytes of the plan, or on the Hub the commit of the plan; when the rows that were
-held out have the digest that the trainer recorded; and when every row that the run keeps is encoded to the very ids and
+The data is used only if all of these hold: it has the digest in the plan, or on the Hub the commit in the plan. The
+held-out rows have the digest that the trainer recorded. Every row that the run keeps is encoded to the same ids and
 labels that the trainer was fed.
 """
 
@@ -27,21 +27,21 @@ from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import FedRow, read_environment, read_fed_rows
 
-MOST_ROWS = 2048  # that are in memory as they were read; with 9 tokens each they are as many as a matrix is made of
-_MOST_BYTES = 2_000_000_000  # of data on the Hub, which is downloaded unless the training did it here
+MOST_ROWS = 2048  # the most rows in memory; with 9 tokens each they are enough for an importance matrix
+_MOST_BYTES = 2_000_000_000  # the most data on the Hub; it is downloaded unless the training did so on this machine
 
 GOLDEN = (5**0.5 - 1) / 2
 
 
 class RowsNotHere(Exception):
-    """The training rows cannot be read again, or are not proved to be those of the training. The text says why."""
+    """The training rows cannot be read again, or may have changed since the training. The text says why."""
 
 
 def training_rows(run: RunDir) -> Iterator[list[int]]:
-    """The token ids of training rows, about `MOST_ROWS` at most. Any number of first ones lies evenly in the data.
+    """The token ids of at most about `MOST_ROWS` training rows. The first n rows are spread evenly over the data.
 
     Raises:
-        RowsNotHere: nothing that was read before counts.
+        RowsNotHere: the rows cannot be used. The caller must discard the rows that it already has.
     """
     try:
         yield from _training_rows(run)
@@ -70,8 +70,8 @@ def _training_rows(run: RunDir) -> Iterator[list[int]]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many numbers below `count`, of which any first ones lie evenly among all: by their multiples of the
-    golden ratio. They lie evenly on each remainder too, because data may repeat its kinds of rows in a fixed order."""
+    """At most `most` numbers below `count`, ordered by the fraction of number x golden ratio. So the first n are spread
+    evenly, and evenly over the remainders of a division, because data may repeat its kinds of rows in a fixed order."""
     return heapq.nsmallest(most, range(count), key=lambda number: number * GOLDEN % 1)
 
 
@@ -97,7 +97,7 @@ def _is_on_hub(plan: Plan) -> bool:
 
 
 def _require_commit(plan: Plan) -> None:
-    """A commit is never changed, so that it says as much as a digest."""
+    """Checks that the plan names a commit, which is as good as a digest, and that the data is not too large."""
     if not COMMIT.fullmatch(plan.recipe.data_revision or ""):
         raise RowsNotHere(f"{plan.recipe.data} is on the Hub, and the plan does not say at which commit")
     n_bytes = plan.facts.dataset.bytes
@@ -123,7 +123,7 @@ def _count(run: RunDir) -> int:
 
 
 def _read(plan: Plan, numbers: set[int]) -> dict[int, tuple[int, Row]]:
-    """These rows by their number, with their line."""
+    """The rows with these numbers, each with its line in the file."""
     rows = _from_hub(plan.recipe) if _is_on_hub(plan) else iter_rows(plan.recipe.data, split=plan.recipe.split)
     taken = {number: row for number, row in enumerate(rows) if number in numbers}
     if taken.keys() != numbers:
