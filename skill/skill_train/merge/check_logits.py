@@ -3,19 +3,19 @@ of both on the same tokens, in fp32.
 
 Distance. A merge in fp32 is compared with base + adapter as PEFT computes it. Correct merges measured at most 1.3e-12
 nats (mean KL divergence); the bound is 1e-8. A merge in 16 bits is compared with base + adapter after each weight is
-rounded once (`reference/rounded_merge.py`), because the merge must equal that model. How far rounding moves the answers
-does not matter. Correct merges of seven families measured 0, and at most 9e-10 if the sums are added in another order
-(2026-11). Their distance from the model without rounding is 7e-6 to 3e-3.
+rounded once (`reference/rounded_merge.py`), because the merge must equal that model. Correct merges of seven families
+measured 0, and at most 9e-10 if the sums are added in another order (2026-11). Their distance from the model without
+rounding is 7e-6 to 3e-3, which depends on the model and is not judged.
 
-A weight near the middle of two steps can be rounded differently if the sum has another order. This happens to one
-weight in some ten thousand, and moves the answers by 1e-3 of what rounding does. So the bound is 1e-8, or a hundredth
-of the cost of rounding for half of the tokens. Because one such weight can change a router's choice, the mean may be
-half of the mean cost of rounding. A merge by PEFT has the same sums, so only the first bound applies.
+A weight near the middle of two steps can be rounded differently if its sum is added in another order. This happens to
+one weight in some ten thousand, and changes the answers by 1e-3 of the cost of rounding. So the bound of the median is
+1e-8 or a hundredth of the median cost of rounding. One such weight can change a router's choice, so the bound of the
+mean is half of the mean cost of rounding. A merge by PEFT has the same sums, so only 1e-8 applies.
 
-Share. How much of the adapter's own change of the answers is in the merged model: 1, or 0 if the adapter was left out,
-or 2 if it was added twice. If there is a rounded model, the share is computed with that model. Rounding loses small
-changes, because bf16 weights have 8 bits: 98 % of a change of 0.5 % of the weights is kept, of 0.2 % 82 %, of 0.1 % 55
-%.
+Share. How much of the adapter's own change of the answers is in the merged model: 1 if correct, 0 if the adapter was
+left out, 2 if it was added twice. A merge in 16 bits is compared with the rounded model here too. Rounding loses small
+changes, because bf16 weights have 8 bits: it keeps 98 % of a change of 0.5 % of the weights, 82 % of a change of 0.2 %,
+and 55 % of a change of 0.1 %.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_TOKENS = 2048
-ENOUGH_TOKENS = 512  # enough if every weight was already compared, and only PEFT's view is still checked
+ENOUGH_TOKENS = 512  # enough if every weight was already compared, and only PEFT's computation is still checked
 EXACT = 1e-8  # nats: fp32 sums in another order stay far below this
 _P99 = 10
-_OF_HALF, _OF_MEAN = 0.01, 0.5  # shares of the cost of rounding
+_OF_HALF, _OF_MEAN = 0.01, 0.5  # bounds of the median and the mean, as shares of the cost of rounding
 _SHARE = 0.05
 _LOST = 0.5
 _NO_EFFECT = 1e-9
@@ -81,10 +81,10 @@ class Texts:
 
     source: str
     ids: list[list[int]]
-    picture: PictureInputs | None = None  # stands in the first sequence
+    picture: PictureInputs | None = None  # a picture in the first sequence
 
     def logits(self, model: Any, number: int) -> Any:
-        """Of one sequence. The picture stands in the first."""
+        """The logits of one sequence. The first sequence contains the picture, if there is one."""
         inputs = self.picture.inputs if self.picture and not number else {}
         return reference.logits(model, self.ids[number], **inputs)
 
@@ -104,11 +104,11 @@ class GateRequest:
     # task, names: as in `Base`
     task: str = TEXT
     names: Mapping[str, str] = field(default_factory=dict)
-    pictures: bool = False  # the model reads pictures, so it is asked about one too
+    pictures: bool = False  # the model reads pictures, so a picture is compared too
 
 
 def gate(request: GateRequest, *, stored: str, kept_share: float | None, bar: Bar, tokens: int = MAX_TOKENS) -> Gate:
-    """The gate's figures, limits and verdict, as in `merge.json`.
+    """Runs the gate. Returns its figures, limits and verdict, as in `merge.json`.
 
     Args:
         stored: safetensors' dtype of the changed weights (the coarsest one if they differ).
@@ -166,8 +166,8 @@ def has_effect(effect: Effect) -> bool:
 
 
 def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) -> Texts:
-    """The texts, limited to so many tokens: the rows, else NEUTRAL_TEXTS, else random ids if there is no tokenizer.
-    Rows with a picture are left out, because their pixels are not here."""
+    """The texts, at most `most` tokens: the rows, or else NEUTRAL_TEXTS, or random ids if there is no tokenizer either.
+    Rows with a picture are left out, because their pixels are not available."""
     config = read_config(model)
     context = reference.context_length(config) or _ROW_TOKENS
     sizes = (text_config(config).get("vocab_size"), config.get("vocab_size"), 256)
@@ -191,8 +191,8 @@ def _random_ids(vocabulary: int) -> list[list[int]]:
 
 
 class _Scratch:
-    """Logits on disk, so that two models are never in memory at once: all logits of base + adapter, the first ones of
-    the base."""
+    """Files of logits, so that two models are never in memory at once. `base` has only the first `base_rows`
+    sequences."""
 
     def __init__(self, folder: str) -> None:
         self.tuned, self.base, self.rounded = (Path(folder, name) for name in ("tuned", "base", "rounded"))
@@ -209,11 +209,11 @@ class _Scratch:
 def _write_reference(
     model: Any, request: GateRequest, texts: Texts, scratch: _Scratch, stored: str | None, bar: Bar
 ) -> None:
-    """Writes the logits of the reference models. Args: stored: the type to round to at the end; None rounds nothing."""
+    """Writes the logits of the reference models. `stored` is the type for the rounded model; None writes none."""
     most = max(_LEAST_OF_BASE, texts.tokens // _OF_BASE)
     scratch.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= most) or 1
-    # This result is not used. After a change of torch's threads the first pass can be off by 1e-3 in a logit. On an
-    # Intel Xeon with AMX, torch 2.13, it was in 5 of 22 merges, by the same amount; the second pass never was.
+    # A first pass whose result is not used. After a change of torch's threads it can be off by 1e-3 in a logit. On an
+    # Intel Xeon with AMX, torch 2.13, it was off in 5 of 22 merges, by the same amount; the second pass never was.
     texts.logits(model, 0)
     with open(scratch.tuned, "wb") as tuned_file, open(scratch.base, "wb") as base_file:
         for number in range(len(texts.ids)):

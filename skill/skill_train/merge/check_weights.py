@@ -3,15 +3,15 @@ from disk and compared row by row, in fp32, a few MB at a time. This takes secon
 the whole model twice.
 
 The check computes the expected change again, from PEFT's names in the adapter's file and the fields of its config,
-independently of the merge plan. It detects a single lost row and names the tensor, which the logits of a large model
-hardly show. It cannot detect a mistake in both computations. For that `check_logits` runs PEFT and transformers, if the
-model is small enough or the adapter is more than A and B, and `verify` does so for every exported file.
+independently of the merge plan. It detects a single lost row, which the logits of a large model hardly show, and names
+the tensor. It cannot detect a mistake that is in both computations. `check_logits` can, because it runs PEFT and
+transformers. It runs if the model is small enough or the adapter is more than A and B, and `verify` does the same for
+every exported file.
 
 The error of a row is the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9
-of a weight, to f16 by 2^-12, and fp32 sums in another order by 1e-6; the bounds are four times that. A zeroed row errs
-by 1, and a row exchanged for another one by 1.4. A small change moves a row by less than rounding does, so the check
-also counts the rounded weights that are not the expected ones. The share of the change reveals an even smaller error of
-the scale.
+of a weight, to f16 by 2^-12, and fp32 sums in another order by 1e-6; the bounds are four times as large. A zeroed row
+errs by 1, and an exchanged row by 1.4. A small change moves a row by less than rounding does, so the check also counts
+the rounded weights that are not the expected ones. The share of the change reveals even smaller errors of the scale.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from skill_train.model.weight_files import (
 from skill_train.run.merge_record import Gate
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
-_SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 errs by up to half of this, whatever its size
+_SMALLEST_F16 = 2.0**-24  # every f16 below 6e-5 errs by up to half of this
 _BLOCK = BLOCK_BYTES // 4  # weights at a time
 _ROUNDED = ("F16", "BF16")
-_ROUNDED_OTHERWISE = 0.05  # share of a row
+_ROUNDED_OTHERWISE = 0.05  # the most weights of a row that may be rounded otherwise, as a share of the row
 _WRONG_SHARE = 0.25  # how far the share of one tensor may be from the share that rounding kept in all tensors
 
 
@@ -56,8 +56,8 @@ class WeightComparison:
     seconds: float = 0.0
     worst: tuple[float, str] = (0.0, "")  # the error of the worst row, and its tensor
     other: float = 0.0  # `_rounded_otherwise` of the worst row
-    # the sums over rows of along², along·squared, squared², along and squared. `along` is the product of the actual and
-    # the expected change, `squared` that of the expected change with itself.
+    # the sums over rows of along², along·squared, squared², along and squared. For each row, `along` is the product of
+    # the actual and the expected change, and `squared` is the product of the expected change with itself.
     sums: tuple[float, ...] = (0.0,) * 5
     failures: list[str] = field(default_factory=list)
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -94,8 +94,8 @@ def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
 
 
 def scales_of(adapter: Adapter, names: list[str]) -> dict[str, float]:
-    """The scale of each tensor of the base that the adapter changes. Call it in the main thread, because it limits the
-    time of matching patterns."""
+    """The scale s of each tensor of the base that the adapter changes. Call it in the main thread, because it limits
+    the time that patterns of module names may take."""
     return {name: _scale(adapter, name) for name in names if _parts(adapter, name)}
 
 

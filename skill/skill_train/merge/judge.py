@@ -12,13 +12,14 @@ from skill_train.core.files import write_json
 from skill_train.merge import check_logits
 from skill_train.run.merge_record import Changes, Gate, MergeRecord
 
-_COSTLY = 0.5  # rounding is worth a warning from this share of the tuning's own effect in nats
+_COSTLY = 0.5  # warn if rounding costs more than this share of the tuning's own effect in nats
 _OF_FINISHED = ("schema", "step", "outputs", "finished_at")  # keys that do not apply to a failed merge
-_LEAST_KEPT_SHARE = 0.9  # below this share of the change of the weights, rounding is worth a warning
+_LEAST_KEPT_SHARE = 0.9  # warn if rounding keeps less than this share of the change of the weights
 
 
 def judge(merged: MergeRecord, record: Path, out: Path, warn: Warn) -> None:
-    """Warns; or writes the failing figures beside the record and raises."""
+    """Warns of costly rounding and of an adapter without effect. Raises VerificationFailed if the gate failed, and
+    writes the figures to `<record>.failed.json`."""
     outcome = merged.gate
     failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
     failed.unlink(missing_ok=True)
@@ -46,7 +47,7 @@ def judge(merged: MergeRecord, record: Path, out: Path, warn: Warn) -> None:
 
 
 def _rounding_cost(outcome: Gate, changes: Changes) -> str:
-    """The effect of rounding compared with that of the tuning; empty if it is less than half."""
+    """A sentence that compares the effect of rounding with the tuning's effect; empty if it is less than half."""
     figures, stored, error = outcome["figures"], outcome["stored_dtype"], changes.get("rounding_error_of_change")
     if outcome["by"] == "answers" and outcome["rounded"] is not None:
         cost, moved = figures["mean_kl"] or 0.0, outcome["effect"]["kl_between"] or 0.0

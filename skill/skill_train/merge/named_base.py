@@ -1,4 +1,4 @@
-"""Whether a base is the model that an adapter was trained on, or that a merged model was made of."""
+"""Checks that a base is the model that an adapter was trained on, or that a merged model was made from."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from skill_train.run.train_record import read_environment
 
 
 def require_named_base(base: Path, adapter: Path, warn: Warn) -> None:
-    """Compares a base with that of an adapter by the digests of its run, or else by the numbers. Warns where neither
-    can be.
+    """Checks that an adapter was trained on this base, by the digests in its run or else by comparing the weights.
+    Warns if neither is possible.
 
     Raises:
-        UsageError: it is another model.
+        UsageError: the base is another model.
     """
     from skill_train.hub.models import snapshot
 
@@ -65,10 +65,10 @@ def _sizes(files: dict[str, FileDigest]) -> dict[str, int]:
 
 
 def _difference(base: Path, named: Path) -> tuple[str, str]:
-    """What differs, or why that is unknown. Both are empty for the same numbers, as far as the narrower type holds
-    them."""
+    """A text that says what differs, and one that says why this is unknown. Both are empty if all weights are equal,
+    in the narrower type if their types differ."""
     ours, theirs = stored_tensors(base), stored_tensors(named)
-    alone = sorted(name for name in ours.keys() ^ theirs.keys() if not name.endswith("lm_head.weight"))  # of a tie
+    alone = sorted(name for name in ours.keys() ^ theirs.keys() if not name.endswith("lm_head.weight"))  # a tied head
     for name in sorted(ours.keys() & theirs.keys()):
         one, two = ours[name], theirs[name]
         if same_bytes(one, two):
@@ -86,14 +86,14 @@ def _difference(base: Path, named: Path) -> tuple[str, str]:
 
 
 def require_base_of(reference: Path, record: Path, base: Path, warn: Warn) -> None:
-    """Compares a base with the weights that a model was merged from or trained on, as the records beside it tell, and
-    its size with that model's. Warns where no record tells.
+    """Checks that `reference` was merged from or trained on this base, by the models' sizes and by the digests in a
+    record. Warns if no record has them.
 
     Args:
-        record: of the merge that made the reference; where there is none, `environment.json` beside it tells.
+        record: the record of the merge that made `reference`. If it is missing, `environment.json` of the run is read.
 
     Raises:
-        UsageError: it is another model.
+        UsageError: the base is another model.
     """
     facts = [read_model(folder, weights_needed=False) for folder in (reference, base)]
     size, other = (f"{each.layers} layers of width {each.hidden_size}" for each in facts)

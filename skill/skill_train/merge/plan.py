@@ -1,11 +1,11 @@
-"""Plans a merge: which tensors of the base change, how, and which fields of its config. Only reads; nothing is
-computed.
+"""Plans a merge: which tensors of the base change and how, and which fields of its config change. It reads files and
+computes no weights.
 
 An adapter uses the names that modules have in memory. A checkpoint may use another prefix (GPT-2's old `h.0.…` for
 `transformer.h.0.…`). So all names are matched by one rule. A name without a tensor is reported and never dropped.
 
 With tied embeddings one tensor is both the input embedding and the output head. If both sides were trained alike, it
-stays one tensor. If one side was trained, it becomes two, because dropping either would lose what was learned.
+stays one tensor. If only one side was trained, the tensor becomes two, because either value is still needed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Base:
     folder: Path
     config: JsonObject
     shards: list[Shard]
-    task: str = TEXT  # of transformers' class that loads it
-    # of a vision model, the tensor of each parameter by its name in memory
-    names: Mapping[str, str] = field(default_factory=dict)
+    task: str = TEXT  # `TEXT` or `PICTURES`: which of transformers' AutoModelFor… classes loads the model
+    names: Mapping[str, str] = field(default_factory=dict)  # for a vision model: the tensor by the name in memory
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -111,7 +110,7 @@ def match_names(parameters: list[str], stored: set[str], free: set[str]) -> list
 
 @dataclass(frozen=True)
 class _Tie:
-    """One tensor with two roles. `stored`: the checkpoint holds it under both names."""
+    """One tensor with two roles. `stored` is True if the checkpoint holds it under both names."""
 
     embedding: str
     head: str
@@ -126,14 +125,14 @@ def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
         return None
     if not heads:
         return _Tie(inputs[0], "lm_head.weight", False)
-    # transformers 5 ties two stored tensors only if they are equal, whatever the config says.
+    # transformers 5 ties two stored tensors only if they are equal, even if the config ties them.
     if base.config.get("tie_word_embeddings") is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
         return None
     return _Tie(inputs[0], heads[0], True)
 
 
 def wanted_parameters(adapter: Adapter) -> dict[str, str]:
-    """The base parameters that the adapter needs, and one of its own tensors for each, for messages."""
+    """The base parameters that the adapter needs, each with one of the adapter's tensors, which messages name."""
     parameters = {f"{module}.weight": next(iter(parts.values())) for module, parts in adapter.modules.items()}
     parameters |= {f"{module}.bias": parts["b_bias"] for module, parts in adapter.modules.items() if "b_bias" in parts}
     return parameters | adapter.replaced
@@ -145,7 +144,7 @@ def _prefixes(parameters: list[str], stored: set[str], free: set[str]) -> Iterat
     if missing is None:
         return
     parts = missing.split(".")
-    for cut in range(min(4, len(parts) - 1)):  # "model.language_model." is the longest known prefix; one part to spare
+    for cut in range(min(4, len(parts) - 1)):  # the longest known prefix is "model.language_model."; one part to spare
         tail = ".".join(parts[cut:])
         if any(part.isdigit() for part in parts[:cut]):
             return  # the number of a layer is never part of a prefix
@@ -214,11 +213,7 @@ def _token_ids(adapter: Adapter, modules: tuple[str, ...], parts: dict[str, str]
 
 
 def _keep_or_untie(plan: MergePlan, tie: _Tie, own: Any) -> None:
-    """Decides whether one tensor still serves both sides.
-
-    Args:
-        own: the result of `_own_value`.
-    """
+    """Decides whether one tensor still serves both sides. `own` is the result of `_own_value`."""
     at_input, at_head = plan.changes.get(tie.embedding), plan.changes.get(tie.head)
     if at_input is None and at_head is None:
         return
@@ -327,7 +322,7 @@ def _new_vocabulary(rows: set[int]) -> int:
 
 
 def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
-    """The rows of the merged model's embedding, None if its name is unknown; and whether it was trained whole.
+    """The rows of the merged model's embedding (None if its name is unknown), and whether it was trained whole.
 
     Raises:
         UsageError: the adapter has new rows for only one of embedding and head, and the base does not tie them.

@@ -79,7 +79,7 @@ class MergeRequest:
     dtype: str | None  # `float32`, `float16` or `bfloat16` for every weight; None keeps the base's types
     # `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small models
     gate: str = "auto"
-    # of the size of a picture in the training; they go into the files of the image processor
+    # limits of a picture's size in the training; they are written to the files of the image processor
     limits: PixelLimits = PixelLimits(None, None)
     stops: Sequence[int] = ()  # tokens that end the answers of the training; they go into generation_config.json
 
@@ -90,8 +90,8 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Warn) -> StepResult[Mer
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
         DecisionNeeded: there is not enough disk, or no address space for torch.
-        VerificationFailed: the gate failed, or a weight is not finite. Then there is no `out`, and `merge.failed.json`
-            has the figures.
+        VerificationFailed: the gate failed, or a weight is not finite. `out` is then not written. `merge.failed.json`
+            has the figures of a failed gate.
     """
     started = time.monotonic()
     tuned = adapters.read_adapter(request.adapter)
@@ -150,7 +150,7 @@ def _settings(request: MergeRequest) -> MergeSettings:
 
 
 def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:
-    """The result of `finished_record`, which needs digests of all inputs. Skips them if nothing can be finished."""
+    """The result of `finished_record`, which needs digests of all inputs. Skips them if there is no record or note."""
     if not record.is_file() and not note_of(out, record).is_file():
         return None
     named = records.read(record, MergeRecord).outputs if record.is_file() else {}
@@ -179,11 +179,11 @@ def _noted(result: MergeRecord, part: Path, out: Path, record: Path) -> MergeRec
 
 @dataclass(frozen=True)
 class _Ways:
-    """What the gate compares."""
+    """What the gate compares: the weights, the answers or both."""
 
     weights: bool
     no_answers: str  # why it does not compare the answers; empty if it does
-    must_ask: bool = False  # the weights alone do not pass: the user wants the answers
+    must_ask: bool = False  # the user requested the answers, so the weights alone are not enough
 
 
 def _ways(gate: str, planned: _Planned) -> _Ways:
@@ -207,7 +207,7 @@ def _ways(gate: str, planned: _Planned) -> _Ways:
 def _gate(
     ways: _Ways, comparison: check_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate], warn: Warn
 ) -> Gate:
-    """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
+    """The outcome for the answers, with the outcome for the weights inside; or the outcome for the weights alone.
 
     Args:
         ask: `check_logits.gate` for these models and texts.

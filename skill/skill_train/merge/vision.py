@@ -1,4 +1,4 @@
-"""What the merge of a vision model needs beside that of a text model: the names of its parameters in the files."""
+"""Finds the names of a vision model's parameters in its files, which a merge needs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from skill_train.model.adapter import Adapter, pattern_value
 from skill_train.model.config import is_vision
 from skill_train.reference.checkpoint_names import empty_model, stored_names, task_of
 
-_TIED_HEAD = "lm_head.weight"  # a head that is the embedding has no tensor of its own
+_TIED_HEAD = "lm_head.weight"  # a head that is tied to the embedding has no tensor of its own
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
 def with_names(base: Base, adapter: Adapter) -> Base:
-    """The base with the class that loads it and, of a vision model, the tensor of each parameter."""
+    """Sets `task` and `names` of a vision model's base. The base of a text model is returned unchanged."""
     if not is_vision(base.config):
         return base
     task = task_of(base.folder, wanted_parameters(adapter))
@@ -24,10 +24,10 @@ def with_names(base: Base, adapter: Adapter) -> Base:
 
 
 def as_stored(adapter: Adapter, base: Base) -> Adapter:
-    """The adapter with the names of the base's files instead of those in memory. It is unchanged if a parameter has no
-    tensor of its own; the merge plan then reports that parameter.
+    """The adapter with the names of the base's files instead of the names in memory. It is unchanged if a parameter has
+    no tensor of its own; the merge plan then reports that parameter.
 
-    Patterns of ranks are written out for each module, because they were made for the names in memory.
+    `rank_pattern` and `alpha_pattern` get an entry for each module, because their patterns match the names in memory.
     """
     if not all(name in base.names or name == _TIED_HEAD for name in wanted_parameters(adapter)):
         return adapter
@@ -47,6 +47,6 @@ def as_stored(adapter: Adapter, base: Base) -> Adapter:
 
 
 def _written_out(pattern: JsonObject, modules: dict[str, str]) -> JsonObject:
-    """A pattern that names each module that the given one matches, by its name in the files."""
+    """A pattern with an entry for each module that `pattern` matches, by the module's name in the files."""
     values = {tensor: pattern_value(pattern, module, None) for module, tensor in modules.items()}
     return {f"^{re.escape(tensor)}": value for tensor, value in values.items() if value is not None}

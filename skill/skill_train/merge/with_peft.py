@@ -25,7 +25,7 @@ def merge_with_peft(
 
     Args:
         dtype: torch's name of the type of every stored weight.
-        task: of `checkpoint_names.task_of`.
+        task: the result of `checkpoint_names.task_of`.
 
     Returns:
         The fields of config.json that the merge changed.
@@ -38,7 +38,7 @@ def merge_with_peft(
 
     lacks: list[str] = []
     with reference.reference_model(base, adapter, partial(reference.read_model, task=task), lacks) as model:
-        # `left_out` knows of all others; what PEFT makes of experts is no name in the base's files.
+        # `left_out` reports all other weights. PEFT's names of experts do not exist in the base's files.
         if experts := [name.replace(".default", "") for name in lacks if ".experts." in name]:
             what = f"the adapter's file lacks {len(experts)} tensors for experts that its config names"
             warn("incomplete_adapter", f"{what}, such as {experts[0]}: the base stays there")
@@ -67,7 +67,8 @@ def merge_with_peft(
 
 
 def left_out(base: Base, adapter: Adapter) -> list[str]:
-    """The weights that the config names and the adapter's file lacks, but for experts and a choice of layers."""
+    """The weights that the adapter's config names but its file lacks. Experts are left out, and so are the target
+    modules of a config with `layers_to_transform` or `exclude_modules`."""
     if adapter.config["peft_type"] != "LORA":
         return []
     unchanged = {*base.tensors, "lm_head.weight"} - {*wanted_parameters(adapter)}  # a tied head need not be stored
@@ -80,7 +81,7 @@ def left_out(base: Base, adapter: Adapter) -> list[str]:
 
 def _is_named(adapter: Adapter, name: str) -> bool:
     config, module = adapter.config, name.rpartition(".")[0]
-    # PEFT's own test (peft 0.21, `_set_trainable`): the name of a module ends with a listed one.
+    # PEFT's own test (peft 0.21, `_set_trainable`): the name of a module ends with a name in `modules_to_save`.
     saved = tuple(each for each in config["modules_to_save"] if isinstance(each, str))
     if any(each.endswith(saved) for each in itertools.accumulate(module.split("."), "{}.{}".format)):
         return True

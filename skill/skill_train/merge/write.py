@@ -1,7 +1,7 @@
 """Writes the weights of a merge plan: new shards with the base's names, a block of rows at a time, and their index.
 
-Several tensors are processed at once, each by one thread, because torch cannot divide a small block among threads. Sums
-are added in the order of the file, so they do not depend on the number of threads.
+Several tensors are processed at once, each by one thread, because torch cannot divide a small block among threads. The
+sums in `Tally` are added in the order of the file, so they do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from skill_train.run.records import read_json
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 _PART_BYTES = 1 << 28
-_AT_ONCE = 4  # tensors at once; the system lets only one thread at a time write to a file
+_AT_ONCE = 4  # tensors at once; more would not help, because only one thread at a time can write to a file
 _COARSENESS = ("F64", "F32", "F16", "BF16")
 
 
@@ -51,7 +51,7 @@ class Tally:
 
     changed: int = 0  # the number of tensors that the adapter changed
     converted: int = 0  # the number of tensors that only got another dtype
-    stored_dtype: str = "F32"  # the coarsest dtype among both; F32 if nothing changed
+    stored_dtype: str = "F32"  # the coarsest dtype of the changed and converted tensors; F32 if there are none
     # base_square, change_square: sums of squares of the base's values and of the exact change, over changed tensors
     base_square: float = 0.0
     change_square: float = 0.0
@@ -59,9 +59,9 @@ class Tally:
     stored_square: float = 0.0  # the sum of squares of the stored change
 
     def changes(self) -> Changes:
-        """The figures for the record. `kept_after_rounding` is the remaining share of the change.
+        """The figures for the record. `kept_after_rounding` is the share of the change that is stored.
         `rounding_error_of_change` is the length of the difference between stored and exact change, over the length of
-        the exact change. Both are None without a change, and all where a sum is beyond fp32.
+        the exact change. Both are None without a change. All three ratios are None if a sum exceeds fp32.
 
         A bf16 weight moves in steps of 1/256 to 1/128 of its size, so smaller changes are lost, not averaged out.
         """
@@ -105,7 +105,7 @@ def computing_threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class Target(NamedTuple):
-    """The folder to write to, and safetensors' name of the type for every float tensor; None keeps the types."""
+    """The folder to write to, and safetensors' dtype for every float tensor; None keeps the dtype of each tensor."""
 
     folder: Path
     dtype: str | None
@@ -123,8 +123,8 @@ def write_shards(
 
     Args:
         pool: the threads of `computing_threads`.
-        on_written: called with a shard of the base, the new file, and the names of neighbouring tensors that were just
-            written there, while they are in the system's cache.
+        on_written: called with a shard of the base, the new file, and the names of tensors that were just written to
+            it, while these are in the system's file cache.
 
     Raises:
         VerificationFailed: a value is not finite, or the dtype cannot hold it; the message names the tensor.
@@ -150,7 +150,7 @@ def write_shards(
 
 
 def planned_bytes(base: Base, plan: MergePlan, dtype: str | None) -> int:
-    """The bytes of the merged weights, each in its own type if `dtype` is None."""
+    """The bytes of the merged weights in `dtype`, or with the dtype of each tensor if it is None."""
     return _total(_layout(base, plan, dtype))
 
 
@@ -174,7 +174,7 @@ def _total(layout: Layout) -> int:
 
 
 def _parts(places: dict[str, StoredTensor]) -> Iterator[list[str]]:
-    """Groups of names in the order of their bytes, each of about _PART_BYTES."""
+    """Groups of neighbouring tensors in the order of the file, each of at least _PART_BYTES but for the last."""
     names: list[str] = []
     size = 0
     for name, place in places.items():
@@ -188,7 +188,7 @@ def _parts(places: dict[str, StoredTensor]) -> Iterator[list[str]]:
 
 
 def _write_tensor(name: str, stored: StoredTensor, change: Change | None, place: StoredTensor) -> Tally:
-    """Fills the place of one tensor."""
+    """Writes one tensor, which `change` changes; None only copies or converts it."""
     with written_to(place) as write:
         if (change is None or change.empty) and place.dtype == stored.dtype:
             copy_bytes(stored, write)
@@ -227,8 +227,8 @@ def _write_any(
 def _write_low_rank(
     name: str, stored: StoredTensor, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
 ) -> None:
-    """Writes a tensor to which only a product of two thin matrices is added, the usual case. All blocks share
-    memory."""
+    """Writes a tensor with a change that is only a product of two thin matrices, the usual case. All blocks use the
+    same memory."""
     import torch
 
     left, right = change.scale * change.left.float(), change.right.float()
@@ -261,7 +261,7 @@ def _rows(stored: StoredTensor, change: Change, shape: tuple[int, ...], start: i
 
 
 def _blocks(shape: tuple[int, ...], change: Change) -> Iterator[tuple[int, int]]:
-    """Row ranges of about BLOCK_BYTES in fp32; all rows at once if the norm of a column needs them."""
+    """Row ranges of about BLOCK_BYTES in fp32; all rows at once if the change needs the norm of whole columns."""
     rows = shape[0] if shape else 1
     step = rows if change.whole else max(1, BLOCK_BYTES // (4 * max(1, math.prod(shape[1:]))))
     for start in range(0, rows, max(1, step)):
@@ -269,14 +269,14 @@ def _blocks(shape: tuple[int, ...], change: Change) -> Iterator[tuple[int, int]]
 
 
 def _product(first: Any, other: Any) -> float:
-    """The sum of the products of one block in fp32, exact to four digits, which is enough for a share."""
+    """The sum of the elementwise products of two blocks in fp32. Its four exact digits are enough for a share."""
     import torch
 
     return float(torch.dot(first.reshape(-1), other.reshape(-1)))
 
 
 def _square(left: Any, right: Any) -> float:
-    """The sum of squares of left·right, [rows, r] and [r, columns], without computing it: the trace of LᵀL·RRᵀ."""
+    """The sum of squares of the product of left [rows, r] and right [r, columns]: the trace of LᵀL·RRᵀ."""
     left, right = left.double(), right.double()
     return float(((left.T @ left) * (right @ right.T)).sum())
 
@@ -304,7 +304,7 @@ def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
 
 
 def _write_index(base: Base, layout: Layout, part: Path) -> None:
-    """Writes the base's index unchanged if it is still right, else with the new names and sizes."""
+    """Copies the base's index if it has one, with the new names and sizes if they differ."""
     if not (base.folder / INDEX).is_file():
         return
     index = read_json(base.folder / INDEX)
