@@ -1,1 +1,1 @@
-"""The reference model that files are compared with, in fp32 through transformers and PEFT."""
+"""The reference model, with which files are compared. It runs in fp32 through transformers and PEFT."""

@@ -1,5 +1,5 @@
-"""The model types that transformers can run as a language model, read from its source without importing it. Code of a
-model's own is never run."""
+"""The model types that transformers can run as a language model. They are read from its source without an import. The
+model's own code is never run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from skill_train.core.errors import UsageError, nearest
 
 
 def causal_model_types() -> list[str] | None:
-    """The values of `model_type` that AutoModelForCausalLM knows; None where transformers is not installed."""
+    """The values of `model_type` that AutoModelForCausalLM knows; None if transformers is not installed."""
     return _types_in("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
 
 
 def require_known_type(source: str | Path, model_type: str, *, vision: bool) -> None:
-    """Refuses a model type that transformers lacks, where it is installed.
+    """Refuses a model type that transformers does not have. Does nothing if transformers is not installed.
 
     Args:
         source: the model, for the message.
-        vision: it reads pictures, so its class may be one for these.
+        vision: the model reads pictures, so AutoModelForImageTextToText may know it instead.
 
     Raises:
         UsageError: transformers has no such type.

@@ -1,7 +1,7 @@
-"""How transformers names the parameters of a vision model, and the tensors of its files.
+"""Matches the names that a vision model's parameters have in memory with the names of the tensors in its files.
 
-In memory a tower is `model.visual.blocks.0…`, in the published files of Qwen2-VL `visual.blocks.0…`. transformers
-renames while it loads (`conversion_mapping` of 5.23), and an adapter has the names in memory.
+In memory a tower is `model.visual.blocks.0…`; in the published files of Qwen2-VL it is `visual.blocks.0…`. transformers
+renames tensors while it loads them (`conversion_mapping` of 5.23). An adapter has the names in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.program.folders.base import config_with
 from skill_train.reference.causal_types import causal_model_types
 
-TEXT, PICTURES = "CausalLM", "ImageTextToText"  # of transformers' AutoModelFor…
+TEXT, PICTURES = "CausalLM", "ImageTextToText"  # endings of transformers' classes AutoModelFor…
 
 
 def task_of(base: Path, parameters: Collection[str] = ()) -> str:
-    """The task whose class loads this model: `TEXT` wherever that knows the model and all these parameters.
+    """The task whose class loads this model: `TEXT` if that class knows the model and all the parameters.
 
     Args:
-        parameters: that an adapter changes, by their names in memory.
+        parameters: the parameters that an adapter changes, by their names in memory.
     """
     config = read_config(base)
     if not is_vision(config):
@@ -43,7 +43,7 @@ def task_with(base: Path, adapter: Path | None) -> str:
 
 
 def empty_model(base: Path, task: str) -> Any:
-    """The model without its weights, which are only described."""
+    """The model on torch's `meta` device: parameters have names and shapes, but no values."""
     require_sound(base)
     block_hub_kernels()
     import torch
@@ -55,17 +55,17 @@ def empty_model(base: Path, task: str) -> Any:
 
 
 def unknown_parameters(model: Any, parameters: Iterable[str]) -> list[str]:
-    """Those of the names that the model does not have."""
+    """The names among `parameters` that the model does not have."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return [name for name in parameters if name not in names]
 
 
 def stored_names(model: Any, tensors: Iterable[str]) -> dict[str, str]:
-    """For each parameter that transformers takes from a file as it is, the name of the tensor there. Those that it
-    makes of several tensors, or turns around, are left out.
+    """The name of the tensor in the files, by the parameter's name in memory. Parameters that transformers joins from
+    several tensors, or transposes, are left out.
 
     Args:
-        model: of `empty_model`.
+        model: the result of `empty_model`.
         tensors: the names in the files.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping

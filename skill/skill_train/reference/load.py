@@ -1,6 +1,6 @@
-"""Loads the models that artifacts are compared with, through transformers and PEFT, in fp32 on the CPU.
+"""Loads the models with which exported files are compared, through transformers and PEFT, in fp32 on the CPU.
 
-Computing in bf16 alone is 6e-5 nats off, so a reference computes in fp32, whatever type its weights are stored in.
+Computing in bf16 alone is 6e-5 nats off, so a reference always computes in fp32, also if its weights have 16 bits.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
-_MISSING = "Found missing adapter keys"  # how PEFT (0.21) warns
-_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how messages of PEFT 0.21 begin
-# PEFT loads these under another name: of a module that trained whole, and the rows of a tied head.
+_MISSING = "Found missing adapter keys"  # the begin of a warning of PEFT 0.21
+_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how error messages of PEFT 0.21 begin
+# Tensors that PEFT loads under another name: modules that were trained whole, and the rows of a tied head.
 _SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module|token_adapter)\.[\w.]+$")
-_EXPERT = re.compile(r"\.experts\.\d+\.")  # as transformers 4 calls it
-# What transformers 5 has for all experts together, by the names that transformers 4 had for each.
+_EXPERT = re.compile(r"\.experts\.\d+\.")  # an expert's name in transformers 4
+# By the parameter of transformers 5 that holds all experts: the names that transformers 4 had for an expert's parts.
 _PARTS = {"gate_up_proj": (".gate_proj", ".up_proj", ".w1", ".w3"), "down_proj": (".down_proj", ".w2")}
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 class NotLoaded(UsageError):
-    """PEFT leaves out a part of an adapter, which may still fit the tensors in the base's files."""
+    """PEFT cannot load a part of an adapter. The part may still fit the tensors in the base's files."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -89,8 +89,8 @@ def library_errors(
     code: str = "broken_model",
     hint: str = "correct the fault in `got`, or download the model again",
 ) -> Iterator[None]:
-    """Translates errors of a library that loads a folder, because it raises another class for every field, and of
-    tokenizers no class narrower than Exception."""
+    """Translates errors of a library that loads a folder. It catches Exception, because the library raises another
+    class for every field, and tokenizers raises Exception itself."""
     try:
         yield
     except SkillTrainError:
@@ -111,10 +111,10 @@ def reference_model(
     read: Callable[[Path], Any] | None = None,
     lacks: list[str] | None = None,
 ) -> Iterator[Any]:
-    """The model of `base`, with a PEFT adapter if there is one, in fp32, in evaluation mode, on the CPU.
+    """Loads the model of `base`, with a PEFT adapter if there is one, in fp32, in evaluation mode, on the CPU.
 
     It is freed when the block ends, so two models are never in memory together. `read` replaces the function that reads
-    the base. `lacks` gets the tensors of LoRA layers of which the adapter has none.
+    the base. `lacks` receives the tensors of LoRA layers for which the adapter has no tensor at all.
     """
     _transformers()
     model = (read or read_model)(base)
@@ -124,19 +124,19 @@ def reference_model(
 
 
 def read_model(base: Path, dtype: str = "float32", task: str = "CausalLM") -> Any:
-    """The model of a folder, its weights in that type of torch.
+    """Loads the model of a folder, with weights in torch's type `dtype`.
 
     Args:
-        task: of transformers' class; `ImageTextToText` reads the vision tower too.
+        task: the ending of transformers' class AutoModelFor…; `ImageTextToText` also loads the vision tower.
     """
     require_sound(base)
-    # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
+    # torch reads it at its first large tensor (c10/core/impl/alloc_cpu.cpp): it then uses pages of 2 MB if possible.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
     model_class = getattr(_transformers(), f"AutoModelFor{task}")
     with library_errors(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
-        # A tower without sdpa keeps all products of its patches at once: 0.9 GB for each head and photograph.
+        # Without sdpa a tower keeps the attention scores of all patches at once: 0.9 GB for each head and photograph.
         config = config_with(str(base), None, "eager" if task == "CausalLM" else "sdpa")
         return model_class.from_pretrained(
             str(base), config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
@@ -156,22 +156,22 @@ def logits(model: Any, ids: list[int], **pictures: Any) -> Any:
 
 
 def generation_config(folder: Path) -> JsonObject:
-    """What a model folder's generation_config.json states; nothing where there is none."""
+    """The content of a model folder's generation_config.json; empty if there is no such file."""
     file = folder / "generation_config.json"
     stated: JsonObject = read_json(file) if file.is_file() else {}
     return stated
 
 
 def stop_ids(folder: Path, tokenizer: Any, adapter: Path | None = None) -> set[int]:
-    """The ids that end an answer: those in generation_config.json, or in config.json without one, as transformers reads
-    them, and the tokenizer's EOS; with an adapter of a run those too that its merged model gets."""
+    """The ids that end an answer: those in generation_config.json, or else in config.json, as transformers reads them.
+    The tokenizer's EOS counts too unless the file has a list, and so do the ids that a merge of `adapter` would add."""
     stated = (generation_config(folder) or read_json(folder / "config.json")).get("eos_token_id")
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
     return {token for token in [*listed, *stops_of(adapter)] if token is not None}
 
 
 def context_length(config: JsonObject) -> int | None:
-    """The most tokens that a model accepts, from its config.json; None if that does not say."""
+    """The most tokens that a model accepts, from its config.json; None if the config does not say."""
     text = {**config, **text_config(config)}
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
@@ -181,7 +181,7 @@ def bounded(rows: list[list[int]], longest: int, most: int) -> list[list[int]]:
     chosen: list[list[int]] = []
     for ids in rows:
         cut = ids[: min(longest, most)]
-        if len(cut) > 1:  # a single token has nothing that follows it
+        if len(cut) > 1:  # a single token predicts nothing that could be compared
             chosen.append(cut)
             most -= len(cut)
     return chosen
@@ -212,8 +212,8 @@ def _with_adapter(model: Any, adapter: Path, lacks: list[str]) -> Any:
 
 
 def _require_whole(adapter: Path, warned: list[str]) -> list[str]:
-    """Refuses an adapter that lacks tensors, for which PEFT only warns and takes their values from before a training.
-    A LoRA layer without any of its tensors changes nothing: returns the tensors of those."""
+    """Refuses an adapter that lacks tensors. PEFT only warns, and uses values from before the training. A LoRA layer
+    without any of its tensors changes nothing; the tensors of such layers are returned."""
     lacks = [name for text in warned if text.startswith(_MISSING) for name in re.findall(r"'([^']+)'", text)]
     files, nothing = read_adapter(adapter), []
     if files.config["peft_type"] == "LORA":
@@ -229,18 +229,18 @@ def _require_whole(adapter: Path, warned: list[str]) -> list[str]:
 
 
 def _require_loaded(tuned: Any, adapter: Path) -> None:
-    """Base + adapter without a part of the adapter is another model.
+    """Checks that PEFT loaded the whole adapter with the right scales. Otherwise the reference would be another model.
 
-    PEFT (0.21) takes a target such as `down_proj` for the experts of a mixture alone, and then loads nothing for the
-    same name in a dense layer or a shared expert (huggingface/peft#3711). Of the experts of transformers 4 it makes one
-    adapter for gate and up together, and doubles rank and alpha, whatever the scale is computed from.
+    In a mixture, PEFT (0.21) applies a target such as `down_proj` to the experts only, and loads nothing for the same
+    name in a dense layer or a shared expert (huggingface/peft#3711). It also joins the adapters of gate and up of
+    transformers 4's experts, and doubles rank and alpha, which is wrong if the scale is not alpha / rank.
     """
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
     if tuned.peft_config["default"].peft_type == "ADALORA":
         tuned.peft_config["default"].rank_pattern = None  # masks, which loading has applied
-    # Only loading it once more reports the tensors without a place.
+    # Only a second loading reports the tensors that fit no layer.
     left = set_peft_model_state_dict(tuned, load_peft_weights(str(adapter), device="cpu")).unexpected_keys
     left = [name for name in left if not _SAVED_TWICE.search(name)]
     if left:
@@ -267,7 +267,7 @@ def _not_loaded(message: str) -> NotLoaded:
 
 
 def _match_vocabulary(model: Any, adapter: Path) -> None:
-    """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
+    """Resizes the model's vocabulary to that of the adapter, because PEFT (0.21) does not resize it."""
     sides = [side for side in (model.get_input_embeddings(), model.get_output_embeddings()) if side is not None]
     names = [name for name, module in model.named_modules() if any(module is side for side in sides)]
     parts = ("", "base_layer.", "token_adapter.base_layer.")

@@ -1,8 +1,8 @@
-"""A reference in half of the memory: weights keep their stored type, and each is converted to fp32 when it is used.
+"""Runs a reference in half of the memory: weights keep their stored type, and each is converted to fp32 when used.
 
-A 16-bit weight is the same number in fp32, so every sum equals that of a model in fp32 to the last bit (tested for each
-of `KEPT_IN_16_BITS`). The weights are a memory map of the file: nothing is read twice, and the system may drop pages if
-it needs memory. With 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with the reference in fp32.
+A 16-bit weight is the same number in fp32, so every sum equals the sum of a model in fp32 to the last bit (tested for
+each family in `KEPT_IN_16_BITS`). The weights are a memory map of the file: nothing is read twice, and the system may
+drop pages if it needs memory. With 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with the reference in fp32.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from skill_train.run.records import read_json
 
 _TYPES = {"BF16": "bfloat16", "F16": "float16"}
 _MERGEABLE = "an adapter that PEFT adds to the weights of this base"
-_TILE = 64  # rows; matrix products process a divisor of it at a time
+_TILE = 64  # a multiple of the number of rows that matrix products process at a time
 
 
 @contextlib.contextmanager
 def frugal_model(base: Path, adapter: Path | None = None, task: str | None = None) -> Iterator[Any]:
-    """A model with the same answers as `reference_model`, in half of its memory if possible. Its weights must not be
-    changed. `merged_weights` returns them with the adapter."""
+    """Loads a model with the same answers as `reference_model`, in half of its memory if possible. Do not change its
+    weights. `merged_weights` returns them with the adapter's change."""
     task = task or task_with(base, adapter)
     dtype, room = _stored_type(base, adapter), _Room()
     whole = partial(read_model, task=task)
@@ -53,8 +53,8 @@ def is_plain(adapter: Path) -> bool:
 
 
 def peak_bytes(base: Path, adapter: Path | None) -> int:
-    """The memory of the weights: all in their stored type, plus the largest part that is in fp32 at a time; or all in
-    fp32."""
+    """The bytes of the weights in `frugal_model`: all in their stored type, plus the largest part that is in fp32 at a
+    time; or all in fp32."""
     shapes = [stored.shape for stored in stored_tensors(base).values()]
     count = sum(map(math.prod, shapes))
     if _stored_type(base, adapter) is None:
@@ -64,11 +64,11 @@ def peak_bytes(base: Path, adapter: Path | None) -> int:
 
 def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, partial[Any]]]:
     """The name of every tensor of a reference, and a function that returns its weight with PEFT's change. A weight that
-    the adapter changes is computed on each call, in fp32; the others have their stored type. The first argument of the
-    function has the shape of the weight.
+    the adapter changes is computed on each call, in fp32; the others have their stored type. The function is a
+    `partial`, and its first argument has the shape of the weight.
 
     An adapter that is more than A and B is merged into the model, which is then no longer base + adapter. The tower and
-    the projector of a vision model are left out: they are files of their own.
+    the projector of a vision model are left out, because they are in another GGUF file.
     """
     if adapter is None or not is_plain(adapter):
         whole = model if adapter is None else merged(model)
@@ -86,13 +86,13 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
 
 
 def merged(model: Any) -> Any:
-    """PEFT's model with its adapter merged. PEFT (0.21) merges what was trained of one end into the matrix that a tied
-    model has for both, but computes each end for itself before that: so each gets its own matrix first."""
+    """Merges the adapter with PEFT. In a tied model, embedding and head share one matrix. PEFT (0.21) would merge the
+    change of one of them into the shared matrix, so each of them gets its own matrix first."""
     import torch
 
     base = model.get_base_model()
     wrapped = [end for end in (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]
-    layers = [getattr(end, "token_adapter", end) for end in wrapped]  # of trained rows
+    layers = [getattr(end, "token_adapter", end) for end in wrapped]  # `token_adapter` if single rows were trained
     ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in layers]
     tied = len(ends) == 2 and ends[0].weight is ends[1].weight
     tied = tied and "weight" in dict(ends[1].named_parameters(recurse=False))  # not one copy of both, trained whole
@@ -109,8 +109,8 @@ def merged(model: Any) -> Any:
 
 
 def _unloaded(model: Any) -> Any:
-    """PEFT's own merge, which warns of two ends that differ now, and unties the config in memory. That is meant: a
-    merge writes it into config.json and says so, and a reference only computes, which reads no config."""
+    """PEFT's own merge. Its warning that embedding and head are no longer tied is hidden, because that is intended:
+    `merge` writes it to config.json and reports it, and a reference needs no config."""
     hint = "keep the adapter beside the base model instead of merging"
     with warnings.catch_warnings(), library_errors("PEFT cannot merge the adapter", _MERGEABLE, "bad_adapter", hint):
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
@@ -151,8 +151,7 @@ def _read_as_stored(base: Path, dtype: str, room: _Room) -> Any:
     wide_linear = _wide_linear()
     for module in list(model.modules()):
         if type(module) is nn.Linear:
-            # This sets another class. Another `forward` in the module would be a reference cycle, which only gc would
-            # free.
+            # Sets the class, because a `forward` in the module would be a reference cycle, which only gc would free.
             module.__class__, module.room = wide_linear, room
         elif type(module) is nn.Embedding:
             module.register_forward_hook(_as_fp32)
@@ -185,8 +184,8 @@ class _Room:
 
 
 def parts_of(rows: int) -> list[slice]:
-    """Parts of at most `ROWS_AT_ONCE` rows and about equal size. In a part of few rows, products would be summed in
-    another order."""
+    """Slices of at most about `ROWS_AT_ONCE` rows and of about equal size. With few rows in a slice, products would be
+    summed in another order."""
     step = _TILE * math.ceil(rows / math.ceil(rows / ROWS_AT_ONCE) / _TILE)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 

@@ -1,4 +1,4 @@
-"""One picture for a vision model, to compare two states of it on more than text."""
+"""Makes a text with one picture for a vision model, so that a merge is also compared on a picture."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_WIDTH, _HEIGHT = 96, 64  # pixels: a few tokens, where the model does not make every picture as large
+_WIDTH, _HEIGHT = 96, 64  # pixels: a few tokens, unless the model resizes every picture to one size
 
 
 @dataclass(frozen=True)
 class PictureInputs:
-    """A text with a picture in it."""
+    """The inputs of a vision model for a text with a picture in it."""
 
-    ids: list[int]  # with the picture's places
-    inputs: dict[str, Any]  # the model's other inputs
+    ids: list[int]  # with the image token for each feature of the picture
+    inputs: dict[str, Any]  # the model's other inputs, by the names of its arguments
 
 
 def picture_inputs(folder: Path, model: Any, ids: list[int]) -> PictureInputs | str:
-    """A picture made up here, amid the text; or why the model cannot be shown one.
+    """The inputs for a generated picture in the middle of the text; or a sentence that says why there can be none.
 
-    The model's own image processor reads it, in its version for Pillow, and the model itself says how many places the
-    picture takes.
+    The model's own image processor, in its version for Pillow, reads the picture. The model itself computes how many
+    tokens the picture takes.
 
     Args:
-        model: that of the folder, with an adapter or without.
-        ids: the text.
+        model: the model of the folder, with or without an adapter.
+        ids: the token ids of the text.
     """
     inner = getattr(model, "get_base_model", lambda: model)()
     token, features = getattr(inner.config, "image_token_id", None), getattr(inner, "get_image_features", None)
@@ -68,6 +68,6 @@ def _picture() -> Any:
 
 
 def _places(output: Any) -> int:
-    """How many tokens a picture takes: one for each of its features."""
+    """The number of tokens that a picture takes: one for each feature in the model's output."""
     embeddings = getattr(output, "pooler_output", output)
     return sum(part.reshape(-1, part.shape[-1]).shape[0] for part in embeddings)

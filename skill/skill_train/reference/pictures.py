@@ -1,5 +1,5 @@
-"""What the model itself makes of a picture, through transformers in fp32 on the CPU: pixels, embeddings, and the logits
-of the text behind it. Pixels, and the text around them, are those of the training."""
+"""Runs a vision model on pictures through transformers, in fp32 on the CPU: pixels, embeddings, and the logits of the
+text that follows. Pictures are prepared, and the text around them is written, as in the training."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from skill_train.reference.load import load_tokenizer, read_model, reference_mod
 if TYPE_CHECKING:
     import numpy as np
 
-GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for tiles
+GREY = (127, 127, 127)  # not exactly 0 after normalization, because models with tiles take zeros for padding
 _WHITE = 255
-_NEAR = 0.02  # of 255: float32 brings a whole number back to within 0.0001, and a resize in floats does not
+_NEAR = 0.02  # of 255: whole numbers come back from float32 within 0.0001; the results of a resize in floats do not
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*_PATCHED, "gemma3", *TILED, *LINED)
-# tools/mtmd/mtmd.cpp of llama.cpp; what it does not find, it writes as ordinary text.
+# Tokens that llama.cpp looks up by their text (tools/mtmd/mtmd.cpp). A token that it does not find becomes plain text.
 _LOOKED_UP = {
     **dict.fromkeys(_PATCHED, ("<|vision_start|>", "<|vision_end|>")),
     "gemma3": ("<start_of_image>", "<end_of_image>"),
@@ -41,47 +41,45 @@ _TILE = re.compile(r"<row_\d+_col_\d+>")
 class PictureQuestion:
     """A conversation about pictures."""
 
-    # as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
-    messages: list[JsonObject]
+    messages: list[JsonObject]  # `content` is a list of parts, with one `{"type": "image"}` for each picture
     pictures: list[Any]  # PIL images in RGB, upright
-    # what llama.cpp's server, which decodes files by itself, makes another picture of; empty for nothing
-    otherwise: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()  # why llama.cpp's server decodes a file to other pixels; empty if it does not
 
 
 @dataclass(frozen=True)
 class ReferencePart:
     """A picture, or a tile of one."""
 
-    pixels: np.ndarray  # what the tower reads, float32 [3, height, width]
-    # what the language model reads, float32 [tokens, width]; of Qwen3-VL those that are added in later layers lie
-    # behind the first
+    pixels: np.ndarray  # the tower's input, float32 [3, height, width]
+    # The language model's input, float32 [tokens, width]. With Qwen3-VL, `width` includes the embeddings that are added
+    # in later layers.
     embeddings: np.ndarray
 
 
 @dataclass(frozen=True)
 class WholePicture:
-    """What the tower reads of a picture, in whole numbers, uint8 [height, width, 3]."""
+    """The tower's input for a picture before normalization, uint8 [height, width, 3]."""
 
     pixels: np.ndarray
-    overview: np.ndarray | None = None  # the same of the small one that comes with the tiles; None where there are none
+    overview: np.ndarray | None = None  # the small picture that comes with the tiles; None without tiles
 
 
 @dataclass(frozen=True)
 class PictureReference:
-    """The model's own view of one question."""
+    """The model's own results for one question."""
 
-    # of the whole conversation, with the id of a picture for each embedding that the projector's file makes. The ends
-    # of Pixtral's lines are among these.
+    # The whole conversation, with the image token for each embedding in the projector's output. This output includes
+    # the ends of Pixtral's lines.
     ids: list[int]
-    following: list[int]  # those behind the last picture
-    text: str  # the conversation for llama.cpp, with a marker where it puts a picture and what belongs around one
+    following: list[int]  # the ids after the last picture
+    text: str  # for llama.cpp: a marker stands for each picture and the tokens that llama.cpp writes around it
     as_asked: str  # the conversation as llama.cpp's server renders it: the marker is a part of the message
-    # llama.cpp copies them. None where the model's processor makes no whole numbers, or tiles of one picture and not of
-    # another.
+    # Pictures for llama.cpp, which does not resize them. None if the model's processor does not give whole numbers, or
+    # makes no tiles of a picture.
     pictures: list[WholePicture] | None
     parts: list[ReferencePart]
     logits: np.ndarray  # after each token of `following`, float32 [tokens, vocabulary]
-    blank: np.ndarray  # the same with grey pictures of the same sizes
+    blank: np.ndarray  # `logits` for grey pictures of the same sizes
 
 
 class PictureModel:
@@ -89,7 +87,7 @@ class PictureModel:
 
     Attributes:
         kind: `model_type` of config.json.
-        marker: what stands for a picture in a text for llama.cpp.
+        marker: the text that stands for a picture in llama.cpp's prompts.
         pictures: the image processor, and the tokens that represent pictures.
     """
 
@@ -113,12 +111,12 @@ class PictureModel:
 
     @property
     def line_end(self) -> int | None:
-        """The id at the end of each line of a picture but the last one; None for a family without any."""
+        """The id of the token that ends each line of a picture but the last; None for families without it."""
         return int(self.tokenizer.convert_tokens_to_ids(LINE_END)) if self.kind in LINED else None
 
     def written_tokens(self) -> dict[int, str]:
-        """Tokens that stand for a picture or around one, by id: those of the chat template, and those that llama.cpp
-        looks up by their text."""
+        """The texts, by id, of tokens that stand for a picture or around it: the tokens of the chat template, and the
+        tokens that llama.cpp looks up by their text."""
         texts = {*self.pictures.places, *_LOOKED_UP.get(self.kind, ())}
         vocabulary = self.tokenizer.get_vocab()
         if self.kind in TILED:
@@ -153,7 +151,7 @@ class PictureModel:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
 
     def _for_llama_cpp(self, rendered: str, expansions: list[str]) -> str:
-        """The text without what llama.cpp writes around a picture by itself."""
+        """The text for llama.cpp, without the tokens that llama.cpp itself writes around a picture."""
         mark = self.pictures.places.mark
         if self.kind in _PATCHED:
             return rendered.replace(f"<|vision_start|>{mark}<|vision_end|>", self.marker)
@@ -164,9 +162,9 @@ class PictureModel:
         return _with_texts(rendered, mark, outside)
 
     def _pixels(self, inputs: dict[str, Any]) -> Iterator[np.ndarray]:
-        """What the tower reads of each part, [3, height, width]."""
+        """The tower's input for each picture or tile, [3, height, width]."""
         values = inputs["pixel_values"].float().numpy()
-        if self.kind in LINED:  # smaller ones are padded
+        if self.kind in LINED:  # smaller pictures are padded
             yield from (one[:, :high, :wide] for one, (high, wide) in zip(values, inputs["image_sizes"], strict=True))
             return
         if self.kind not in _PATCHED:
@@ -197,7 +195,7 @@ class PictureModel:
         return pictures
 
     def _whole_numbers(self, pixels: np.ndarray) -> np.ndarray | None:
-        """The picture before it was normalized, uint8 [height, width, 3]."""
+        """The picture before normalization, uint8 [height, width, 3]; None if the values are not whole numbers."""
         import numpy as np
 
         mean, std = (
@@ -211,7 +209,7 @@ class PictureModel:
         return numbers
 
     def _embeddings(self, inputs: dict[str, Any], parts: int) -> Iterator[np.ndarray]:
-        """What the language model reads of each part."""
+        """The language model's input for each picture or tile, float32 [tokens, width]."""
         import torch
 
         with torch.no_grad():
@@ -228,8 +226,8 @@ class PictureModel:
             yield torch.cat([one, *(layer[number] for layer in layers)], dim=-1).float().numpy()
 
     def _with_line_ends(self, embeddings: Any, size: list[int]) -> Any:
-        """The embeddings of a picture, and that of the token at the end of each of its lines. Its size is [height,
-        width]."""
+        """Adds the embedding of the line end after each line of a picture but the last. `size` is [height, width] in
+        pixels."""
         import torch
 
         columns = size[1] // self.pictures.settings.square
@@ -239,7 +237,7 @@ class PictureModel:
         return ended.reshape(-1, embeddings.shape[-1])[:-1]
 
     def _logits(self, ids: list[int], inputs: dict[str, Any], count: int) -> np.ndarray:
-        """Of the last `count` tokens."""
+        """The logits of the last `count` tokens, float32 [count, vocabulary]."""
         import torch
 
         tokens = torch.tensor([ids])
@@ -253,10 +251,10 @@ class PictureModel:
 
 @contextlib.contextmanager
 def picture_model(image: ImageModel, marker: str) -> Iterator[PictureModel]:
-    """The vision model of a folder; freed when the block ends.
+    """Loads the vision model of a folder. It is freed when the block ends.
 
     Args:
-        image: the folder, and the limits of a picture's size that it was trained with.
+        image: the folder, and the limits of a picture's size in the training.
         marker: as in `PictureModel`.
     """
     with reference_model(Path(image["model"]), None, partial(read_model, task="ImageTextToText")) as model:
@@ -281,7 +279,7 @@ def _with_texts(text: str, mark: str, texts: list[str]) -> str:
 
 
 def _joined(tiles: list[np.ndarray], columns: int) -> np.ndarray:
-    """The picture that was divided, from its tiles row by row."""
+    """Joins tiles, which are in rows of `columns`, to the whole picture."""
     import numpy as np
 
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]

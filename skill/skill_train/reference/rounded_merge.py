@@ -1,8 +1,8 @@
-"""The expected result of a merge in 16 bits: each weight is summed in fp32, then rounded once to its stored type.
+"""Computes the expected result of a merge in 16 bits: each weight is summed in fp32, then rounded once to its type.
 
-A correct merge has exactly these weights, so it has the answers of this model, whatever rounding costs. The distance
-from the model without rounding is no measure of that: in a mixture of experts rounding can decide a router's near-tie
-differently, and then one token alone is 0.1 nats off.
+A correct merge has exactly these weights, so it has the answers of this model. The distance from the model without
+rounding does not show whether a merge is correct: in a mixture of experts, rounding can decide a router's near-tie
+differently, and then a single token is 0.1 nats off.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stored_kinds(folder: Path, names: Mapping[str, str] | None = None) -> dict[s
     """Safetensors' dtype of each tensor of a model folder.
 
     Args:
-        names: the tensor of a parameter, where it is called otherwise.
+        names: for a vision model, the tensor by the parameter's name in memory. The result then has both names.
     """
     kinds = {name: stored.dtype for name, stored in stored_tensors(folder).items()}
     return kinds | {name: kinds[tensor] for name, tensor in (names or {}).items() if tensor in kinds}

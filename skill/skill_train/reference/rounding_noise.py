@@ -1,9 +1,8 @@
-"""Measures what rounding alone does to a mixture of experts: runs the reference with the inputs of its products
-rounded.
+"""Measures the effect of rounding alone on a mixture of experts: runs the reference with rounded inputs of products.
 
-llama.cpp rounds the other side of a product to the type of the weight (f16 for an f16 file). If two experts are nearly
-tied, that can change the router's choice, and then one token is far off in a correct file. The same rounding here
-changes the same choices, so it shows how far off a correct file of this model may be.
+llama.cpp rounds the inputs of a product to the type of the weight (f16 for an f16 file). If two experts are nearly
+tied, that can change the router's choice, and then one token is far off in a correct file. The same rounding in the
+reference changes the same choices, so it shows how far off a correct file of this model may be.
 """
 
 from __future__ import annotations
