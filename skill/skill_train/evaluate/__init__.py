@@ -1,1 +1,1 @@
-"""The step `evaluate`: models on rows that never trained."""
+"""The step `evaluate`: measures models on held-out rows."""

@@ -1,7 +1,7 @@
-"""Asks one model the held-out rows: how likely it finds the right answers, and what it answers itself.
+"""Asks one model the held-out rows: the loss of the right answers, and the model's own answers.
 
-There is one function a backend, all with one signature: `ask(model, questions, progress) -> Replies`. transformers
-reads folders, llama.cpp reads GGUF files, and vLLM reads folders on CUDA. All losses are computed in fp32.
+Each backend has a function with the same signature: `ask(model, questions, progress) -> Replies`. transformers reads
+folders, llama.cpp reads GGUF files, and vLLM reads folders on CUDA. All losses are computed in fp32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from skill_train.reference.load import load_tokenizer, read_model, reference_mod
 
 _Item = TypeVar("_Item")
 Progress = Callable[[float], None]  # the share of the questions that is done, 0 to 1
-_ROWS_AT_ONCE, _TOKENS_AT_ONCE = 16, 4096  # that are answered together, and keep a cache together
+_ROWS_AT_ONCE, _TOKENS_AT_ONCE = 16, 4096  # the most rows, and the most tokens in the cache, that are answered together
 _ROOM = 1.3  # memory for the fp32 weights and the rows, as a multiple of the weights' bytes
 
 
@@ -46,12 +46,12 @@ _ROOM = 1.3  # memory for the fp32 weights and the rows, as a multiple of the we
 class Model:
     """A model to ask: a folder, a folder with an adapter on top, or a GGUF file."""
 
-    name: str  # in the tables
+    name: str  # the name in the tables
     path: Path
     adapter: Path | None = None
     merged: Path | None = None  # the adapter that is already merged into the folder
-    pictures: RunPictures | None = None  # where those of the questions lie; None for a run of text
-    projector: Path | None = None  # the file that reads pictures for a GGUF file; None where there is none
+    pictures: RunPictures | None = None  # the pictures of the questions; None for a run of text
+    projector: Path | None = None  # the GGUF file that reads pictures for a GGUF file; None if there is none
 
     @property
     def is_gguf(self) -> bool:
@@ -60,25 +60,24 @@ class Model:
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out row."""
+    """One held-out row as a question to a model."""
 
-    ids: list[int]  # the whole row, as the trainer would have been fed it
-    trained: list[int]  # positions in `ids` whose token the trainer would have been taught; never 0
-    prompt: list[int]  # ids before the row's last answer; empty when the row asks nothing
-    answer: list[int]  # ids of that answer
-    most: int  # tokens that an answer may have
-    turns: PictureTurns | None = None  # what is asked about pictures; None for a row of text
+    ids: list[int]  # the token ids of the whole row, as the trainer would have been fed it
+    trained: list[int]  # positions in `ids` of the tokens that would count in the training loss; never 0
+    prompt: list[int]  # the ids before the row's last answer; empty if no answer is asked for
+    answer: list[int]  # the ids of the row's last answer
+    most: int  # the most tokens of a model's answer
+    turns: PictureTurns | None = None  # the messages and pictures before the answer; None for a row of text
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What one model replied, in the order of the questions."""
+    """One model's losses and answers, in the order of the questions."""
 
     backend: str
     device: str
-    # -log p in nats, summed over a row's trained tokens; None where it is not a finite number
-    losses: list[float | None]
-    answers: list[list[int]]  # ids of the greedy answer; empty for a row that asks nothing
+    losses: list[float | None]  # -log p in nats, summed over a row's trained tokens; None if it is not finite
+    answers: list[list[int]]  # ids of the greedy answer; empty for a question without a prompt
     tokens_per_second: float | None  # answer tokens divided by the time of answering, which includes reading the prompt
     reason: str = ""  # why nothing was measured. Then `losses` and `answers` are empty.
 
@@ -87,13 +86,14 @@ Ask = Callable[[Model, list[Question], Progress], Replies]
 
 
 def backend_of(model: Model, name: str) -> tuple[Ask, str]:
-    """The function that asks a model, and the reason for it. `name` is auto, transformers or vllm.
+    """The function that asks a model, and the reason for this choice. llama.cpp always reads GGUF files.
 
-    A GGUF file is always read by llama.cpp.
+    Args:
+        name: the backend for folders: `auto`, `transformers` or `vllm`.
 
     Raises:
-        NotInstalled: vllm was asked for, or llama.cpp is needed, and it is not installed.
-        UsageError: vllm was asked for, and there is no CUDA, or the rows have pictures.
+        NotInstalled: the requested vllm, or llama.cpp for a GGUF file, is not installed.
+        UsageError: vllm was requested, but there is no CUDA or the rows have pictures.
     """
     if model.is_gguf:
         llama_cpp_folder()
@@ -154,8 +154,8 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
 
 
 def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """Asks a GGUF file and its projector through llama.cpp, as its server is asked: it resizes the pictures in its own
-    way, and the chat template writes the prompt. The rows without pictures are asked as for any other file."""
+    """Asks a GGUF file and its projector through llama.cpp. As in its server, llama.cpp resizes the pictures, and the
+    chat template writes the prompt. Rows without pictures are asked by `ask_llama_cpp`."""
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
@@ -192,9 +192,9 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
 
 
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
+    """Asks a folder through vLLM in fp32, all rows at once. A child process runs it, so the GPU's memory is freed."""
     require_sound(model.path)
-    # vLLM writes at least one token after a row, and refuses a context that is longer than the model's by one.
+    # vLLM writes at least one token after a row, and refuses a context that is even one token longer than the model's.
     context = max(max(len(question.ids) + 1, len(question.prompt) + question.most) for question in questions)
     job = VllmJob(str(model.path), context, _scored(questions), _prompts(questions))
     answer = run_worker("skill_train.evaluate.vllm_worker", job, VllmResult, progress=_halves(progress))
@@ -226,7 +226,7 @@ def _has_cuda() -> bool:
 
 
 def device_of(network: Any) -> str:
-    """CUDA where the weights fit, and the CPU otherwise."""
+    """`cuda` if the weights fit in fp32, or else `cpu`."""
     import torch
 
     if not torch.cuda.is_available():
@@ -252,8 +252,8 @@ def _loss(network: Any, question: Question, device: str, inputs: Pictures | None
 
 
 def _groups(questions: list[Question], *, alone: bool) -> list[list[int]]:
-    """The numbers of the questions that are answered together: prompts of one length, because others would need
-    padding, which some architectures read. Each is answered alone where there are pictures."""
+    """Groups the numbers of questions that are answered together. Their prompts have the same length, because some
+    architectures would read the padding. With `alone`, each question is a group."""
     alike: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         if question.prompt:
@@ -267,7 +267,7 @@ def _groups(questions: list[Question], *, alone: bool) -> list[list[int]]:
 
 
 def _answered(network: Any, questions: list[Question], stops: set[int], inputs: Pictures | None) -> list[list[int]]:
-    """The greedy answers to prompts of one length."""
+    """The greedy answers to prompts of the same length."""
     import torch
 
     ids = torch.tensor([question.prompt for question in questions], device=network.device)
@@ -278,7 +278,7 @@ def _answered(network: Any, questions: list[Question], stops: set[int], inputs: 
 
 
 def generate(network: Any, ids: Any, most: int, stops: set[int], **more: Any) -> Any:
-    """The ids with at most so many after them, the most likely ones; padded behind the first stop. [rows, tokens]"""
+    """The ids [rows, tokens] with at most `most` greedy tokens after them. Rows are padded after their first stop."""
     import torch
 
     with torch.no_grad():
@@ -294,7 +294,7 @@ def generate(network: Any, ids: Any, most: int, stops: set[int], **more: Any) ->
 
 
 def _until_stop(answer: list[int], stops: set[int]) -> list[int]:
-    """With the stop token, if there is one."""
+    """The answer up to its first stop token, which is included."""
     return answer[: next((at + 1 for at, token in enumerate(answer) if token in stops), len(answer))]
 
 
@@ -313,19 +313,19 @@ def _prompts(questions: list[Question]) -> list[Prompt]:
 def _replies(
     backend: str, device: str, questions: list[Question], result: inference.InferenceResult | VllmResult
 ) -> Replies:
-    """The replies of a worker, with an empty answer for each row that asks nothing."""
+    """The replies of a worker, with an empty answer for each question without a prompt."""
     remaining = iter(result.answers)
     answers = [next(remaining) if question.prompt else [] for question in questions]
     return Replies(backend, device, result.losses, answers, _speed(result.answers, result.answer_seconds))
 
 
 def _halves(progress: Progress) -> Bar:
-    """Progress of a worker that counts the losses first and then the answers."""
+    """The progress of a worker that computes the losses in the first half and the answers in the second."""
     return lambda done, total, text: progress(done / total / 2 + (0.5 if text == "answering" else 0.0))
 
 
 def _with_progress(items: list[_Item], progress: Progress) -> Iterator[_Item]:
-    """The items, with the share of them that is done."""
+    """Yields the items. Reports the share of finished items before each of them."""
     for number, item in enumerate(items):
         progress(number / len(items))
         yield item

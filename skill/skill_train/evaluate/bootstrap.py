@@ -1,4 +1,4 @@
-"""Intervals for the difference between two models: a paired bootstrap over the rows that both were asked."""
+"""Computes intervals for the difference between two models: a paired bootstrap over the rows that both were asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference with the two ends of its 95 % interval, in the unit of what was compared."""
+    """A difference with the two ends of its 95 % interval, in the unit of the compared values."""
 
     difference: float
     low: float
@@ -32,12 +32,12 @@ def paired(ours: list[float], theirs: list[float], weights: list[int] | None = N
     aclanthology.org/W04-3250.
 
     Args:
-        ours: one value a row.
-        theirs: the other model's values of the same rows.
-        weights: how much a row counts in the mean, such as its tokens if the values are sums; None for 1 a row.
+        ours: one value for each row.
+        theirs: the other model's values for the same rows.
+        weights: how much a row counts in the mean, such as its tokens if the values are sums; None for 1 each.
 
     Raises:
-        ValueError: no rows, or lists of different lengths.
+        ValueError: there are no rows, or the lists have different lengths.
     """
     import numpy as np
 

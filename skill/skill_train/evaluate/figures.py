@@ -1,4 +1,4 @@
-"""The figures of one evaluated model, and the differences between two with their intervals."""
+"""Computes the figures of an evaluated model, and the differences between two models with their intervals."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ NOISE = "inside the noise"
 SAME = "same within noise"
 FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 _LOWER_IS_BETTER = ("loss",)
-_SAME_SCORE = 1e-6  # of the larger score, for sums in another order. Only the user knows how much of a score matters
+_SAME_SCORE = 1e-6  # of the larger score, for sums in another order; only the user knows which difference matters
 
 
 @dataclass(frozen=True)
 class ModelReplies:
-    """One model's replies, judged."""
+    """One model's replies with their scores. The lists have an entry for each question with a prompt."""
 
     model: Model
     why: str  # the reason for this backend
     replies: Replies
-    exact: list[float]  # 1 or 0 for each row that asked
-    # the second score of the same rows; None if a row cannot be scored. Empty without a second score.
-    scores: list[float | None]
-    texts: list[str]  # the answers to those rows
+    exact: list[float]  # 1 for an exact match, or else 0
+    scores: list[float | None]  # the second score; None if a row cannot be scored. Empty without a second score.
+    texts: list[str]  # the texts of the answers
 
 
 def figures(judged: ModelReplies, questions: list[Question]) -> ModelFigures:
-    """The figures of one model for the tables. If there is no loss, there is a reason."""
+    """The figures of one model for the tables. If `loss` is None, `reason` says why."""
     loss = _loss(judged, questions)
     scored = [score for score in judged.scores if score is not None]
     speed = judged.replies.tokens_per_second
@@ -52,7 +51,7 @@ def figures(judged: ModelReplies, questions: list[Question]) -> ModelFigures:
 
 
 def differences(measured: list[ModelReplies], questions: list[Question]) -> list[FigureDifference]:
-    """Tuned minus base, and each file minus tuned, in every figure that both have."""
+    """The differences tuned - base and file - tuned, in every figure that both models have."""
     compared = []
     for judged, other in _pairs(measured):
         ours, theirs = _scores_of_both(judged, other)
@@ -106,7 +105,7 @@ def _difference(
 
 
 def _losses(judged: ModelReplies, other: ModelReplies, questions: list[Question]) -> Interval | None:
-    """The difference in nats a token. Rows are drawn whole, so a row counts for as many tokens as it has."""
+    """The difference in nats per token. Rows are drawn whole, and count by the number of their trained tokens."""
     ours, theirs = _all_finite(judged.replies.losses), _all_finite(other.replies.losses)
     if ours is None or theirs is None:
         return None
@@ -129,8 +128,7 @@ def _loss(judged: ModelReplies, questions: list[Question]) -> float | None:
 
 
 def _all_finite(sums: list[float | None]) -> list[float] | None:
-    """All sums, or None if one is not finite. A mean without the sums that overflowed would be better than the model
-    is."""
+    """All sums, or None if one is not finite. A mean of only the finite sums would be too good."""
     finite = [value for value in sums if value is not None]
     return finite if sums and len(finite) == len(sums) else None
 

@@ -1,4 +1,4 @@
-"""Held-out rows with pictures: which of them can be asked, and what each backend is given of them."""
+"""Prepares held-out rows with pictures: checks the pictures, and makes the inputs of each backend."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from skill_train.run.train_record import Row
 
 @dataclass(frozen=True)
 class RunPictures:
-    """Where the pictures of the rows lie, and what reads them."""
+    """The folder of the rows' pictures, and the model that reads them."""
 
-    folder: Path  # of the run
-    image: ImageModel  # the folder whose tokenizer and image processor read them, and how the recipe does
+    folder: Path  # the run directory
+    image: ImageModel  # the model folder with the image processor, and the recipe's settings for pictures
 
     def read_by(self, tokenizer: Any) -> Pictures:
         return Pictures(self.image, tokenizer, self.folder)
@@ -48,15 +48,14 @@ def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
 class PictureTurns:
     """The turns before an answer, and their pictures."""
 
-    # as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
-    messages: list[JsonObject]
+    messages: list[JsonObject]  # `content` is a list of parts, with one `{"type": "image"}` for each picture
     tools: list[Any] | None
-    images: list[str]  # files in the folder of the run
-    image_sha256: list[str]  # of these files
+    images: list[str]  # files in the run directory
+    image_sha256: list[str]  # the digests of `images`
 
 
 def turns_of(row: Row) -> PictureTurns | None:
-    """What is asked in a row, before its last answer that trained; None for a row without pictures."""
+    """The turns of a row before its last trained answer; None for a row without pictures."""
     images = row.get("images")
     if not images:
         return None
@@ -66,10 +65,10 @@ def turns_of(row: Row) -> PictureTurns | None:
 
 
 def require_pictures(rows: list[Row], folder: Path) -> None:
-    """Refuses rows whose pictures are not those that the training kept out.
+    """Checks that the pictures of held-out rows did not change since the training.
 
     Raises:
-        UsageError: a picture is missing, or is another one.
+        UsageError: a picture is missing or was changed.
     """
     for row in rows:
         for image, expected in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
@@ -88,10 +87,10 @@ def require_pictures(rows: list[Row], folder: Path) -> None:
 
 
 def picture_tensors(pictures: Pictures, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
-    """What a model of transformers takes beside the ids of a row, by the names of its inputs.
+    """The inputs of a transformers model beside `input_ids`, by name.
 
     Args:
-        ids: [1, tokens]; a tensor on the device of the model.
+        ids: the ids of the row, a tensor [1, tokens] on the model's device.
     """
     images = [] if turns is None else pictures.read({"images": turns.images, "image_sha256": turns.image_sha256})
     tensors = {name: value.to(ids.device) for name, value in pictures.tensors([images]).items()}
@@ -100,7 +99,7 @@ def picture_tensors(pictures: Pictures, turns: PictureTurns | None, ids: Any) ->
 
 @contextmanager
 def plain_generation(network: Any) -> Iterator[None]:
-    """In the block, `generate` applies nothing of generation_config.json: penalties that llama.cpp does not know."""
+    """In the block, `generate` ignores generation_config.json, such as penalties that llama.cpp does not have."""
     from transformers import GenerationConfig
 
     own = network.generation_config
@@ -112,12 +111,12 @@ def plain_generation(network: Any) -> Iterator[None]:
 
 
 def server_prompt(tokenizer: Any, turns: PictureTurns, marker: str) -> str:
-    """The prompt as llama.cpp's server writes it: a marker, as text, in place of each picture."""
+    """The prompt as llama.cpp's server writes it, with a marker in the text for each picture."""
     return by_tokenizer(tokenizer, Conversation(with_markers(turns.messages, marker), turns.tools, True))
 
 
 def is_asked_alike(pictures: Pictures, tokenizer: Any, turns: PictureTurns, prompt: list[int]) -> bool:
-    """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
+    """Whether the chat template gives the same ids as the row has before its answer (`prompt`)."""
     messages = turns.messages if pictures.engine is None else with_markers(turns.messages, pictures.mark)
     text = by_tokenizer(tokenizer, Conversation(messages, turns.tools, True))
     sizes: list[PictureSize] = [picture_size(image, pictures.folder) for image in turns.images]

@@ -1,7 +1,7 @@
 """Child process: runs a user's own scorer, so that its crash, its endless loop or its prints do no harm.
 
-The file defines `score(prompt: str, answer: str, expected: str) -> float`. It is run unchanged, because it is the
-user's.
+The file defines `score(prompt: str, answer: str, expected: str) -> float`. It runs without a sandbox, because the user
+wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXTS = ("prompt", "answer", "expected")
 
 
 class Reply(TypedDict):
-    """Three texts. `prompt` is as the model was fed it, with template marks. The others have no special tokens."""
+    """The arguments of `score`. `prompt` has the special tokens that the model read; the others have none."""
 
     prompt: str
     answer: str
@@ -34,7 +34,7 @@ class Reply(TypedDict):
 
 class ScoreJob(TypedDict):
     file: str
-    source: str  # its bytes, a character each
+    source: str  # the bytes of the file, decoded as latin-1
     rows: list[Reply]
 
 
@@ -45,12 +45,12 @@ def run(job: ScoreJob) -> list[float]:
 
 
 def _load(file: Path, source: bytes) -> Callable[..., Any]:
-    """The function `score` of what was read when the command began."""
+    """The function `score` in the source that was read when the command began."""
     if file.suffix != ".py":
         raise _bad(file, "is not a Python file", file.name)
     module = types.ModuleType("skill_train_user_scorer")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # where dataclasses look up annotations that are texts
+    sys.modules[module.__name__] = module  # dataclasses look up annotations that are strings there
     try:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the user's own
     except (Exception, SystemExit) as error:
@@ -59,7 +59,7 @@ def _load(file: Path, source: bytes) -> Callable[..., Any]:
     if not callable(score):
         functions = [name for name, value in module.__dict__.items() if callable(value) and not name.startswith("_")]
         raise _bad(file, "has no function called score", ", ".join(functions[:8]) or "no function")
-    with contextlib.suppress(TypeError, ValueError):  # native code tells no names
+    with contextlib.suppress(TypeError, ValueError):  # native functions have no names of parameters
         names = list(inspect.signature(score).parameters)
         if any(name in _TEXTS and name != text for name, text in zip(names, _TEXTS, strict=False)):
             raise _bad(file, "takes the three texts in another order", f"score({', '.join(names)})")
@@ -80,7 +80,7 @@ def _score(score: Callable[..., Any], row: Reply, number: int, file: str) -> flo
 
 
 def _error_with_line(error: BaseException, file: Path | str) -> str:
-    """The error, with the last line of the user's file in its traceback."""
+    """The error with its line number: the last one in the user's file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]

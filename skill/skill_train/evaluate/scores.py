@@ -1,4 +1,4 @@
-"""Scores of answers: to the letter, by a pattern, as JSON, or by a function of the user's own."""
+"""Scores answers: by exact match, by a pattern, as JSON, or by the user's own function."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PATTERN_SECONDS = 10.0  # for all answers
 
 @dataclass(frozen=True)
 class Scoring:
-    """How answers are scored beside exact match."""
+    """The second score of answers, beside exact match."""
 
-    name: str = "exact"  # `exact` (nothing beside it), `regex`, `json` or `own`
-    pattern: str | None = None  # for `regex`. Its first group, or else the whole match, counts in an answer.
+    name: str = "exact"  # `exact` (no second score), `regex`, `json` or `own`
+    pattern: str | None = None  # for `regex`: its first group, or else the whole match, is compared
     scorer: Path | None = None  # for `own`: the user's file
-    source: bytes = b""  # what it held when the command began; an edit would score the next model in another way
+    source: bytes = b""  # the file's content when the command began, so that an edit does not affect later models
 
     @property
     def digest(self) -> FileDigest | None:
@@ -36,10 +36,10 @@ class Scoring:
 
 
 def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
-    """The scoring of the options, or else of the recipe (its `score` and `score_pattern`).
+    """The scoring by the command's options, or else by the recipe (`score` and `score_pattern`).
 
     Raises:
-        UsageError: two kinds at once, a pattern that is missing or wrong, or no such file.
+        UsageError: the options contradict each other, the pattern is missing or invalid, or the file does not exist.
     """
     if scorer is not None:
         if score or pattern:
@@ -67,7 +67,7 @@ def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: P
 
 
 def checked_pattern(pattern: str | None) -> str:
-    """The pattern, if Python's `re` accepts it."""
+    """Returns the pattern. Raises UsageError if it is empty or Python's `re` refuses it."""
     hint = "skill-train evaluate RUN --score regex --pattern 'answer: (.+)'"
     if not pattern:
         raise UsageError("a regex score needs a pattern", code="bad_scorer", expected="--pattern", hint=hint)
@@ -85,7 +85,7 @@ def exact(reply: Reply) -> float:
 
 
 def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
-    """One number for each answer; higher is better. None for a row whose expected answer has no match, or is no JSON.
+    """One number for each answer; higher is better. None if the expected answer has no match or is not JSON.
 
     Raises:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
@@ -100,7 +100,7 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
 
 
 def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
-    """Scores by a pattern, with one time limit for all answers: `(a+)+b` can take for ever on one of them."""
+    """Scores by a pattern, with one time limit for all answers, because a pattern such as `(a+)+b` may never end."""
     try:
         with limited(_PATTERN_SECONDS):
             return [_by_pattern(re.compile(pattern), reply) for reply in answers]
@@ -115,7 +115,7 @@ def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
 
 
 def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
-    """1 if the first match is the same in both, or else 0."""
+    """1 if both first matches are equal, or else 0. None if the expected answer has no match."""
     group = 1 if pattern.groups else 0
     expected, match = pattern.search(reply["expected"]), pattern.search(reply["answer"])
     if expected is None or expected[group] is None:
@@ -124,7 +124,7 @@ def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is JSON by RFC 8259. NaN and Infinity, which Python reads, are not."""
+    """Whether the text is JSON by RFC 8259. NaN and Infinity are not, although Python's parser accepts them."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Measures models on rows that never trained: loss and perplexity on the answers, and the answers themselves.
+"""Measures models on held-out rows: loss and perplexity on the expected answers, and scores of the models' own answers.
 
-Every model gets the same token ids, so their figures can be paired row by row. The step measures and does not judge: a
-bad score is a result, not an error.
+Every model gets the same token ids, so figures can be compared row by row. The step measures and does not judge: a bad
+score is a result, not an error.
 """
 
 from __future__ import annotations
@@ -41,22 +41,21 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 class EvaluateRequest:
     """Models, the rows to ask them, and how replies are scored."""
 
-    # the base first if there is one, then the tuned model, then files made of it. Their names differ.
-    models: list[Model]
-    rows: list[Row]  # of `held_out.jsonl`
-    loss_on: str  # of the recipe. With `all`, rows have no separate answer, so none is asked for.
+    models: list[Model]  # the base if there is one, then the tuned model, then files made from it; names are unique
+    rows: list[Row]  # the rows of `held_out.jsonl`
+    loss_on: str  # the field of the recipe. With `all`, rows have no separate answer, so none is asked for.
     most_rows: int  # how many rows to take, spread evenly over the file
-    tokenizer_of: Path  # folder whose tokenizer turns ids into text
+    tokenizer_of: Path  # the folder whose tokenizer turns ids into text
     scoring: Scoring
-    backend: str  # of folders: auto, transformers or vllm
+    backend: str  # the backend for folders: `auto`, `transformers` or `vllm`
     record: Path
 
 
 def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResult[evaluate_record.Evaluation]:
-    """The measurement, as written to `record`. One with the same inputs, options and versions is reused.
+    """Measures the models and writes `record`. A record with the same inputs, options and versions is reused.
 
     Raises:
-        UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
+        UsageError: the user's scorer is wrong, or vllm was requested without CUDA.
         NotInstalled: a library is missing.
         VerificationFailed: llama.cpp refuses a file.
     """
@@ -77,7 +76,7 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
                 )
             return StepResult(earlier, reused=True)
     require_writable(request.record.parent)
-    for model in request.models:  # refuses what cannot be run, before minutes are spent
+    for model in request.models:  # refuses a model that cannot be run, before minutes are spent on others
         backend_of(model, request.backend)
     tokenizer = load_tokenizer(request.tokenizer_of)
     _try_scorer(scoring, row_questions, tokenizer)
@@ -120,11 +119,11 @@ def measure(
 
 
 def _exact(questions: list[Question], replies: Replies, texts: list[Reply], tokenizer: Any) -> list[float]:
-    """1 for each answer that is the expected one to the letter, with its special tokens, or else 0."""
+    """1 for each answer whose text and inner special tokens equal the expected ones, or else 0."""
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
 
     def inside(ids: list[int]) -> list[int]:
-        """The special tokens before the end of the text, such as one that begins a call of a tool."""
+        """The special tokens before the last token of text, such as one that begins a tool call."""
         texts_at = [at for at, token in enumerate(ids) if token not in special and tokenizer.decode(token).strip()]
         return [token for token in ids[: max(texts_at, default=0)] if token in special]
 
@@ -134,12 +133,12 @@ def _exact(questions: list[Question], replies: Replies, texts: list[Reply], toke
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
-    """Rows as questions. A row of plain text, one that was cut, or one whose prompt fills the context
-    has a loss and asks for no answer.
+    """Turns rows into questions. A row that is plain text, was cut, or has a prompt that fills the context is measured
+    by its loss only: its question has no prompt.
 
     Args:
-        room: tokens that an answer may be longer than the row's own. An answer that runs on is a wrong answer.
-        context: most tokens that the model takes; None when unknown.
+        room: how many tokens an answer may be longer than the row's own answer.
+        context: the most tokens that the model takes; None if unknown.
     """
     return [_question(row, loss_on, room, context) for row in rows]
 
@@ -163,10 +162,10 @@ def _question(row: Row, loss_on: str, room: int, context: int | None) -> Questio
 
 
 def _askable(request: EvaluateRequest, warn: Warn) -> list[Row]:
-    """Without the rows with pictures that ask nothing.
+    """Leaves out rows that have pictures but no question, with a warning. Returns the other rows.
 
     Raises:
-        UsageError: none is left, or a picture is not the one that was kept out of the training.
+        UsageError: no row is left, or a picture is missing or was changed.
     """
     rows = [row for row in request.rows if evaluate_record.can_be_asked(row, request.loss_on)]
     left_out = len(request.rows) - len(rows)
@@ -187,13 +186,13 @@ def _askable(request: EvaluateRequest, warn: Warn) -> list[Row]:
 
 
 def _room(scoring: Scoring) -> int:
-    """How many tokens longer an answer may be. For exact match, a few more tokens are as wrong as many. Another score
-    may find its match further on."""
+    """How many tokens an answer may be longer than the expected one. Exact match needs few, because every longer answer
+    is wrong. Another score may find its match later in the answer."""
     return ROOM if scoring.name == "exact" else 8 * ROOM
 
 
 def _texts(questions: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
-    """The replies to the rows that ask; empty if the model was not measured."""
+    """The replies to the questions with a prompt; empty if the model was not measured."""
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
@@ -206,7 +205,7 @@ def _texts(questions: list[Question], replies: Replies, tokenizer: Any) -> list[
 
 
 def _asked_text(question: Question, tokenizer: Any) -> str:
-    """The prompt. A picture is many equal tokens in a row, of which one is written."""
+    """The text of the prompt. The many equal tokens of a picture are written as one."""
     ids = question.prompt
     if question.turns is not None:
         ids = [token for token, _ in itertools.groupby(ids)]
@@ -214,7 +213,7 @@ def _asked_text(question: Question, tokenizer: Any) -> str:
 
 
 def _try_scorer(scoring: Scoring, questions: list[Question], tokenizer: Any) -> None:
-    """Tries the user's file on one right answer, before minutes are spent on the models."""
+    """Runs the user's scorer on one expected answer, before minutes are spent on the models."""
     first = next((question for question in questions if question.prompt), None)
     if scoring.scorer is not None and first is not None:
         scores(scoring, _texts([first], Replies("", "", [], [first.answer], None), tokenizer))

@@ -1,8 +1,8 @@
 """Child process: losses and greedy answers of one model folder by vLLM, which holds the GPU's memory until it ends.
 
-Written for vllm.LLM and vllm.SamplingParams as they are in vLLM's repository (vllm/sampling_params.py, vllm/outputs.py,
-read 2026-08). Prompts are token ids. `prompt_logprobs=0` gives the log-probabilities of the prompt's own tokens; that
-of the first token is None.
+Written for vllm.LLM and vllm.SamplingParams as in vLLM's repository (vllm/sampling_params.py, vllm/outputs.py, read
+2026-08). Prompts are token ids. `prompt_logprobs=0` gives the log-probability of each token of the prompt; the first
+token has None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class VllmJob(msgspec.Struct, frozen=True):
 class VllmResult(msgspec.Struct, frozen=True):
     """The losses and answers, in the order of the job."""
 
-    losses: list[float | None]  # the sum of -log p in nats over each row's trained tokens; None where it is not finite
+    losses: list[float | None]  # the sum of -log p in nats over each row's trained tokens; None if it is not finite
     answers: list[list[int]]
     answer_seconds: float
 

@@ -1,1 +1,1 @@
-"""`chat`: one answer at a time, by the same backends as `evaluate`, with the model's own sampling."""
+"""`chat`: one answer at a time, by transformers or llama.cpp, with the model's own sampling."""

@@ -1,4 +1,4 @@
-"""A model that is loaded once and answers turn after turn: a folder by transformers, a GGUF file by llama.cpp."""
+"""Loads a model once and answers turn after turn: folders with transformers, GGUF files with llama.cpp."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ OnText = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How answers are made."""
+    """The settings for all answers of a chat."""
 
     sampling: Sampling
-    most: int
+    most: int  # the most tokens of an answer
     context: int  # the most tokens of a prompt with its answer
-    raw: bool  # the text is continued as it stands, without a chat template
-    tokenizer_of: Path | None  # the folder whose tokenizer a GGUF file is held against; None where nobody knows it
-    device: str | None = None  # `cpu` or `gpu`; None for the GPU where there is one
+    raw: bool  # the text is continued without a chat template
+    tokenizer_of: Path | None  # the folder of the tokenizer to check a GGUF file's prompts with; None if it is unknown
+    device: str | None = None  # `cpu` or `gpu`; None for the GPU if there is one
 
 
 @dataclass(frozen=True)
 class CheckedAnswer:
-    """An answer, and whether llama.cpp made the ids of the prompt that the model's tokenizer makes; None where that is
-    not known."""
+    """An answer. `ids_equal` tells whether llama.cpp's ids of the prompt equal the ids of the model's tokenizer; None
+    if that is unknown."""
 
     answer: ChatAnswer
     ids_equal: bool | None
@@ -51,13 +51,13 @@ class CheckedAnswer:
 
 @contextlib.contextmanager
 def answering(model: Model, settings: Settings) -> Iterator[Answering]:
-    """The model, loaded for the length of the block.
+    """Loads the model for the length of the block.
 
     Raises:
         VerificationFailed: llama.cpp refuses the file.
         NativeCrash: llama.cpp crashed.
         UsageError: the model has no chat template, or reads no pictures.
-        NotInstalled: a GPU was asked for, and there is none.
+        NotInstalled: a GPU was requested, and there is none.
     """
     with _gguf(model, settings) if model.is_gguf else _folder(model, settings) as loaded:
         yield loaded
@@ -164,13 +164,13 @@ class _FolderAnswering:
         return CheckedAnswer(answer, None)
 
     def _prompt(self, messages: list[JsonObject], images: list[str]) -> tuple[list[int], Any]:
-        """The ids, and a function from them to what the model takes of the pictures."""
+        """The token ids, and a function from the ids to the model's inputs for the pictures; None for a text model."""
         if self.model.pictures is None:
             return self.prompts.ids(self.prompts.text(messages)), None
         folder = self.model.pictures.folder
         reader = self.model.pictures.read_by(self.prompts.tokenizer)
         _require_no_marks(messages, (reader.mark, *reader.places))
-        by_template = reader.engine is None and not self.settings.raw  # it writes the mark of each picture
+        by_template = reader.engine is None and not self.settings.raw  # the template writes the mark of each picture
         marked = messages if by_template else with_markers(messages, reader.mark)
         text = self.prompts.text(marked)
         sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
@@ -183,11 +183,7 @@ Answering = _GgufAnswering | _FolderAnswering  # a loaded model; its `device` is
 
 
 def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> None:
-    """Refuses a text with a mark of a picture: the model would look for a picture that is not there.
-
-    Raises:
-        UsageError: a message holds one of the marks.
-    """
+    """Refuses a text that contains a picture's mark, because the model would expect a picture there."""
     texts = [part.get("text") or "" for message in messages for part in message["content"]]
     mark = next((mark for mark in marks if mark and any(mark in text for text in texts)), None)
     if mark is not None:
@@ -201,7 +197,7 @@ def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> Non
 
 
 def _torch_device(network: Any, device: str | None) -> str:
-    """torch's name of the device. Without a wish it is CUDA where the weights fit."""
+    """torch's name of the device. If `device` is None, it is `cuda` if the weights fit."""
     import torch
 
     if device == "gpu" and not torch.cuda.is_available():
@@ -217,7 +213,8 @@ def _torch_device(network: Any, device: str | None) -> str:
 
 
 class _Spoken:
-    """The text of the tokens so far, without special tokens. A character may need several tokens."""
+    """Decodes an answer token by token, without special tokens, and passes each new piece of text to `on_text`. An
+    incomplete character waits for its other tokens."""
 
     def __init__(self, tokenizer: Any, stops: set[int], on_text: OnText) -> None:
         self.tokenizer, self.stops, self.on_text = tokenizer, stops, on_text
@@ -243,7 +240,7 @@ class _Spoken:
 
 @dataclass
 class _Choice:
-    """Takes the place of the sampler of `generate`: the choice that llama.cpp's answers are made with."""
+    """A logits processor that replaces the sampler of `generate` by `next_token`, as in chats with GGUF files."""
 
     sampling: Sampling
     spoken: _Spoken

@@ -1,7 +1,7 @@
-"""Writes the prompt of a chat: the template of the model, or the text as it stands.
+"""Writes the prompt of a chat, with the model's template or from the raw text.
 
-A GGUF file is asked with its own template. What llama-cpp-python makes of it is held against transformers for each
-conversation, because another prompt than the model was trained on is an answer of another model.
+A GGUF file is asked with its own template. For each conversation, the prompt of llama-cpp-python is compared with the
+prompt of transformers, because a model answers differently to another prompt than it was trained on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skill_train.llama.template import Conversation, Rendered, by_tokenizer, ren
 from skill_train.model.template_guard_worker import require_ending
 from skill_train.program.tokenizer import begins_itself
 
-_AROUND = 30  # characters shown of a difference
+_AROUND = 30  # characters shown before and after a difference
 
 
 class FolderPrompts:
@@ -39,7 +39,7 @@ class GgufPrompts:
     """Prompts for a GGUF file, by its own template.
 
     Args:
-        tokenizer: of the model that the file was made of; None where nobody knows it.
+        tokenizer: the tokenizer of the model that the file was made from; None if it is unknown.
     """
 
     def __init__(self, gguf: GgufFile, tokenizer: Any, *, raw: bool) -> None:
@@ -55,7 +55,7 @@ class GgufPrompts:
 
         Raises:
             UsageError: the template refuses the conversation.
-            VerificationFailed: llama-cpp-python and transformers render it in two ways.
+            VerificationFailed: llama-cpp-python and transformers render different prompts.
         """
         if self.raw:
             return _as_it_stands(messages[-1]["content"])
@@ -64,14 +64,14 @@ class GgufPrompts:
 
     @property
     def composes(self) -> bool:
-        """Whether the model's tokenizer joins letters with separate accents, which llama.cpp leaves to whoever asks."""
+        """Whether the model's tokenizer normalizes text to NFC. llama.cpp does not, so the caller must."""
         return self.tokenizer is not None and composes(self.tokenizer)
 
     def alike(self, conversations: list[Conversation]) -> list[Rendered]:
-        """What both make of each conversation.
+        """Renders each conversation, and checks that llama-cpp-python and transformers agree.
 
         Raises:
-            VerificationFailed: llama-cpp-python and transformers render one in two ways.
+            VerificationFailed: llama-cpp-python and transformers render different prompts.
         """
         own = render_with(self.template, self.gguf, conversations)
         if isinstance(own, str):
@@ -83,11 +83,11 @@ class GgufPrompts:
         return own
 
     def ids(self, text: str) -> list[int] | None:
-        """What the model's tokenizer makes of a prompt; None where nobody knows it."""
+        """The ids of a prompt by the model's tokenizer; None if the tokenizer is unknown."""
         return None if self.tokenizer is None else ids_of(self.tokenizer, text, raw=self.raw)
 
     def adds_special(self, text: str) -> bool:
-        """Whether llama.cpp puts its own first token before a prompt."""
+        """Whether llama.cpp must add special tokens: only to a raw text that does not begin with BOS."""
         return self.raw and not begins_itself(text, special_texts(self.gguf)[0])
 
     def _render(self, conversation: Conversation) -> str:
@@ -108,14 +108,14 @@ class GgufPrompts:
 
 
 def composes(tokenizer: Any) -> bool:
-    """Whether it reads text in the form NFC."""
+    """Whether the tokenizer normalizes text to NFC."""
     parts, whole = (tokenizer(text, add_special_tokens=False).input_ids for text in ("e\u0301", "\u00e9"))
     return bool(parts == whole)
 
 
 def ids_of(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
-    """The ids of a prompt. A template writes its own special tokens; a plain text gets those of the tokenizer, without
-    an end, unless it begins with one."""
+    """The ids of a prompt. A template writes its own special tokens. A raw text gets the tokenizer's special tokens,
+    but no EOS, unless it already begins with BOS."""
     raw = raw and not begins_itself(text, tokenizer.bos_token)
     ids = list(tokenizer(text, add_special_tokens=raw)["input_ids"])
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"]) if raw else ids
@@ -162,12 +162,12 @@ def _no_template(where: object, template: object = None) -> UsageError:
 
 
 def _as_it_stands(content: str | list[JsonObject]) -> str:
-    """The text of a message, whose parts are texts where the model reads pictures. Their marks stand in the texts."""
+    """The text of a message. A message with pictures is a list of text parts, with the pictures' marks in the texts."""
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
 def _end(text: str, other: str) -> str:
-    """The part of a text where it first differs from another."""
+    """The part of a text around its first difference from another one."""
     at = next((place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), None)
     at = min(len(text), len(other)) if at is None else at
     return f"at character {at}: {text[max(0, at - _AROUND) : at + _AROUND]!r}"
