@@ -1,1 +1,1 @@
-"""A run as a Hugging Face job: submitted once, followed, fetched and continued."""
+"""Runs as Hugging Face jobs: submit a job once, follow it, fetch its files, and continue the run."""

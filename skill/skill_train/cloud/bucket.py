@@ -1,4 +1,4 @@
-"""The files that a job has stored in the bucket, with the digests that its markers list.
+"""Reads the files that a job has stored in the bucket, and the digests that its markers list.
 
     kept.json                             the last file of a run: {"run", "state", "exit_code", "files": {name: digest}}
     checkpoints/checkpoint-N/kept.json    the last file of a checkpoint: {name: digest}
@@ -41,7 +41,8 @@ _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """`digest` is None for a file that the job still rewrites; `name` is relative to the run directory."""
+    """A file in the bucket. `name` is relative to the run directory, and `remote` is the path in the bucket. `digest`
+    is None for a file that the job still rewrites."""
 
     name: str
     remote: str
@@ -54,7 +55,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     bucket: str
     state: str  # `done`, `failed`, or `unfinished` when no end was recorded
-    checkpoint: int | None  # the step of the newest complete one; None when there is none
+    checkpoint: int | None  # the step of the newest complete checkpoint; None if there is none
     files: tuple[StoredFile, ...]
 
 
@@ -101,7 +102,7 @@ def belongs_to_run(name: str) -> bool:
     """Whether a file of the bucket belongs in a run directory.
 
     Raises:
-        VerificationFailed: the name would lead out of it.
+        VerificationFailed: the name would lead out of the run directory.
     """
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or re.search(r"[\\:\x00-\x1f]", name):
@@ -130,7 +131,7 @@ def stored_records(record: CloudRecord, names: tuple[str, ...]) -> StoredRecords
 
 
 def what_is_left_of(data: CloudData) -> str:
-    """What is there in place of all files of uploaded data; empty if they are whole, as in each commit that exists."""
+    """What is left of uploaded data, as a text; empty if all files are there. A commit that exists is complete."""
     if (name := data.repository) is not None:
         there = patiently(lambda: repositories.find("dataset", name, data.revision))
         return "" if there else "no such commit"
@@ -152,7 +153,7 @@ def _files_in(bucket: str, folder: str) -> list[BucketFile]:
 def _newest_whole(
     listed: dict[str, BucketFile], markers: dict[str, JsonObject], newest_first: list[str]
 ) -> tuple[int | None, dict[str, FileDigest | None]]:
-    """The step and the files of the newest checkpoint of which every file exists in its full size."""
+    """The step and the files of the newest complete checkpoint: every file in its marker exists in its full size."""
     for marker in newest_first:
         digests, folder = _digests(markers.get(marker)), marker.removesuffix(MARKER)
         sizes = {name: listed[folder + name].size for name in digests or () if folder + name in listed}

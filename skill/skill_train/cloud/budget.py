@@ -1,4 +1,4 @@
-"""The timeout and the cost of a job: long enough for the estimate, and within `--max-cost`. Pure."""
+"""Computes the timeout and the cost of a job: long enough for the estimate, and within `--max-cost`. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DAYS = 365  # the longest timeout; a larger number is a typing error
 
 
 class Cost(TypedDict):
-    """The cost of a job in dollars, as JSON answers show it; None if the estimate or the price is unknown."""
+    """The cost of a job in dollars, for JSON answers: the estimate, and the upper bound `most`. None if unknown."""
 
     low: float | None
     high: float | None
@@ -30,14 +30,13 @@ class Budget:
     flavor: str
     timeout_seconds: int
     usd_per_hour: float | None
-    # seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why. The cost
-    # is that of whole minutes until the timeout at most.
+    # seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why. The
+    # costs are for whole minutes, and for no more than the timeout.
     seconds: tuple[float, float] | None
     cost_usd: tuple[float, float] | None
-    # the cost of a job that runs until its timeout, which is the upper bound. None if no price is known.
-    most_usd: float | None
-    basis: str
-    lowered: bool = False  # the computed timeout was shortened, so that `most_usd` stays within `max_cost`
+    most_usd: float | None  # the upper bound: the cost of a job that runs until its timeout; None if no price is known
+    basis: str  # the source of the price, and why there is no estimate
+    lowered: bool = False  # the plan's timeout was shortened, so that `most_usd` stays within `max_cost`
 
     @property
     def tight(self) -> bool:
@@ -52,11 +51,11 @@ class Budget:
 
     @property
     def to_agree(self) -> str | None:
-        """The upper bound, up to the next cent: the value of `--agreed` in the hint; None if it is free or unknown."""
+        """The value of `--agreed` in the hint: `most_usd`, rounded up to a cent. None if it is 0 or unknown."""
         return None if not self.most_usd else f"{math.ceil(self.most_usd * 100 - 1e-9) / 100:.2f}"
 
     def beyond(self, agreed: float | None) -> bool:
-        """Whether the job may cost more than these dollars, to which the user agreed."""
+        """Whether the job may cost more than the `agreed` dollars; False if the user named no amount."""
         return agreed is not None and (self.most_usd is None or self.most_usd > agreed + 1e-9)
 
     def as_dict(self) -> Cost:
@@ -76,7 +75,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a machine; None if it is unknown. `source` tells the reader where the price comes from."""
+    """The price of a machine; None if it is unknown. `source` is shown to the user."""
 
     usd_per_hour: float | None
     source: str
@@ -124,7 +123,7 @@ def seconds_of(text: str) -> int:
     """The seconds of a duration such as `90`, `90s`, `30m`, `1.5h` or `1d`.
 
     Raises:
-        UsageError: the text is not a duration, or it is above a year or below a minute, in which no job starts.
+        UsageError: the text is not a duration, is longer than a year, or is shorter than a minute.
     """
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
     seconds = int(float(match[1]) * _UNITS[match[2] or "s"]) if match else 0
@@ -140,7 +139,7 @@ def seconds_of(text: str) -> int:
 
 
 def _affordable(max_cost: float, usd_per_hour: float) -> int:
-    """The seconds that this amount pays for, in whole minutes as they are billed."""
+    """The seconds that `max_cost` dollars pay for, rounded down to whole minutes."""
     return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
 
 

@@ -1,7 +1,7 @@
 """Claims a job in the bucket of the jobs before it is requested, so that all folders and machines can see it.
 
-A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, dated by the Hub. The oldest claim proceeds, and the
-others wait for its job. A claim counts as long as it may still lead to a job that is not listed yet.
+A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, dated by the Hub. The command with the oldest claim
+proceeds, and the others wait for its job. A claim counts as long as its job may still appear in the Hub's list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a job. `moment`: when it was written, by the Hub's clock. `path`: its path in the bucket."""
+    """A claim of a job. `moment` is the time of its file by the Hub's clock, `path` its path in the bucket."""
 
     path: str
     run_id: str
@@ -44,13 +44,12 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job | None]:
-    """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
+    """Claims the right to request a job. Yields the job of an earlier claim, or None if the caller may request one.
 
-    If the Hub refuses the job, the claim is removed. After any other error the job may exist, and the claim stays until
-    that is settled.
+    If the Hub refuses the job, the claim is removed. After any other error the job may exist, so the claim stays.
 
     Args:
-        of_plan: accepts any job of the plan that is running or completed; else only this run's job with this number.
+        of_plan: any job of the plan that is running or completed is accepted, not only this run's job with this number.
 
     Raises:
         AccessError: the token may not write to the bucket.
@@ -77,7 +76,7 @@ def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job 
 
 
 def _job_before(path: str, record: CloudRecord, of_plan: bool) -> Job | None:
-    """The job of an earlier claim than the one at this path, which waits for its turn; None if it has come."""
+    """Waits until no earlier claim is pending. Returns the job of an earlier claim, or None if ours may proceed."""
     began, next_notice = time.monotonic(), 0.0
     ours, listed = _listed(path, record)
     if ours is None:
@@ -87,7 +86,7 @@ def _job_before(path: str, record: CloudRecord, of_plan: bool) -> Job | None:
     old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
     if old:
         _remove(jobs.bucket_of(record.namespace), old)
-    settled: set[str] = set()  # their jobs have ended without a result
+    settled: set[str] = set()  # paths of claims whose jobs have ended without a result
     while True:
         waited = time.monotonic() - began
         ahead = [claim for claim in listed if _is_ahead(claim, ours, of_plan) and claim.path not in settled]
@@ -124,10 +123,10 @@ def _job_of(claim: Claim, record: CloudRecord) -> Job | None:
 
 
 def _listed(path: str, record: CloudRecord) -> tuple[Claim | None, list[Claim]]:
-    """Our own claim, at this path (None if the bucket gives it no date), and all claims.
+    """Our own claim at this path (None if the bucket has no date for it), and all claims.
 
     Raises:
-        Temporary: our own claim is not listed.
+        Temporary: the bucket does not list our own claim.
     """
     for _ in range(LISTINGS):
         files = patiently(lambda: jobs.list_files(jobs.bucket_of(record.namespace), _folder(record)))
@@ -150,7 +149,7 @@ def _folder(record: CloudRecord) -> str:
 
 
 def _read(file: jobs.BucketFile) -> Claim | None:
-    """The claim that a file stands for; None for any other file."""
+    """The claim in the name of a file; None for any other file."""
     match = _NAME.fullmatch(file.path)
     if match is None or file.uploaded_at is None:
         return None

@@ -1,4 +1,4 @@
-"""Explains why a Hugging Face job ended without a result, and what would help. Pure.
+"""Explains why a Hugging Face job ended without a result, and what would help. Pure functions.
 
 The Hub describes the end of a job in one sentence (`status.message`). It has no field for the exit code, and a timeout
 has the stage ERROR like any failure. The program's own record and its last lines tell why it failed. Each rule below
@@ -33,10 +33,10 @@ class Ending(msgspec.Struct, frozen=True):
     stage: str
     message: str | None = None
     failure: object = None  # `train.failed.json` from the folder of the run, unchecked; None if it does not exist
-    lines: tuple[str, ...] = ()  # the end of the log
+    lines: tuple[str, ...] = ()  # the last lines of the log
     flavor: str | None = None
     timeout_seconds: int | None = None
-    step: int | None = None  # the last one; None before the first step
+    step: int | None = None  # the last step; None before the first one
     memory_bytes: dict[str, Number] = {}  # the peak memory that the program measured, by kind (`cuda`, `rss`)
     trained: bool = False  # the complete result is in the bucket, however the job ended
 
@@ -46,9 +46,9 @@ class Story(msgspec.Struct, frozen=True):
 
     code: str  # a stable word for programs
     message: str  # one sentence
-    help: str  # what would help
-    # what the next job needs: `again`, `time`, `gpu` (more GPU memory), `ram`, `credit`, `token`, `recipe`, `data`, or
-    # `none` if no job would help
+    help: str  # what would help, as a phrase
+    # what the next job needs: `again` (nothing), `time`, `gpu` (more GPU memory), `ram`, `credit`, `token`, `recipe` or
+    # `data`
     remedy: str = "again"
     exit_code: int = 5  # 3 does not fit, 4 no access, 8 the Hub was unavailable, 5 everything else
     got: str = ""  # the words that the explanation rests on
@@ -126,14 +126,14 @@ SIGNS = {
         help="start the job again; https://status.huggingface.co shows whether the Hub is down",
         exit_code=8,
     ),
-    # errno 28, as Linux says it
+    # the text of errno 28 on Linux
     r"No space left on device": Story(
         code="no_disk",
         message="the job's disk was full",
         help="a flavor with a larger disk, or a smaller model",
         exit_code=3,
     ),
-    # TRL and datasets name it so, and a KeyError is what code without a check ends in
+    # words of TRL and datasets, or the KeyError of code without a check
     (
         r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
         r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column"
@@ -150,7 +150,7 @@ SIGNS = {
         help="halve the learning_rate, shorten max_length, or train in float32",
         remedy="recipe",
     ),
-    # uv 0.9, which installs what the program's header names
+    # uv 0.9, which installs the packages in the program's header
     r"No solution found when resolving|ModuleNotFoundError: No module named": Story(
         code="missing_package",
         message="a package that training needs could not be installed in the job",
@@ -190,8 +190,8 @@ def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Stor
     """Explains why the job ended as it did.
 
     Args:
-        run: the run as the next command has to name it.
-        offered: the available flavors, from which a larger one can be suggested.
+        run: the run, as the suggested commands name it.
+        offered: the available flavors, of which a larger one may be suggested.
     """
     story = _stage_story(ending) or _message_story(ending) or _program_story(ending) or _log_story(ending.lines)
     return _with_next(_with_memory(story or _unknown(ending), ending), ending, run, tuple(offered))
@@ -213,7 +213,7 @@ def waiting(stage: str, seconds: float, flavor: str | None) -> str:
 
 
 def exit_code(message: str | None) -> int | None:
-    """The exit code in the Hub's sentence: `Job failed with exit code: 137. Reason: OOMKilled`."""
+    """The exit code in the Hub's sentence, such as `Job failed with exit code: 137. Reason: OOMKilled`."""
     match = re.search(r"exit code:? (\d{1,9})\b", message or "")
     return int(match[1]) if match else None
 
@@ -232,8 +232,8 @@ def failed_event(lines: Iterable[str]) -> TrainFailure | None:
 
 
 def _failure(document: Any) -> TrainFailure | None:
-    """The failure in a document of the form of `train.failed.json`; None for any other document, because a bucket and a
-    log may contain anything."""
+    """The failure in a document such as `train.failed.json`; None if the document has another form, because a bucket
+    and a log may contain anything."""
     try:
         return convert(document, TrainFailure, Path("train.failed.json"))
     except UsageError:
@@ -241,7 +241,7 @@ def _failure(document: Any) -> TrainFailure | None:
 
 
 def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | None:
-    """The cheapest flavor with more memory that the plan can use: it has the same number of GPUs.
+    """The cheapest flavor with more memory and the same number of GPUs, so that the plan can use it; None without one.
 
     Args:
         need: `gpu` for the memory of each GPU, `ram` for the memory of the machine.
@@ -299,8 +299,8 @@ def _message_story(ending: Ending) -> Story | None:
 
 
 def _program_story(ending: Ending) -> Story | None:
-    """The explanation of the training program itself. The record may belong to an earlier job; then its exit code
-    differs."""
+    """The explanation by the training program itself. If the exit code in the record differs from the job's, the record
+    belongs to an earlier job and does not count."""
     code = exit_code(ending.message)
     record = _failure(ending.failure)
     failure = failed_event(ending.lines) or (record if record and code in (None, record.exit_code) else None)
@@ -319,8 +319,8 @@ def _program_story(ending: Ending) -> Story | None:
 
 
 def _log_story(lines: Sequence[str]) -> Story | None:
-    """The explanation by words that libraries are known to log. Events of the program, such as notes on retries, do not
-    count."""
+    """The explanation by known words of libraries in the log. Events of the program, such as notes on retries, are
+    skipped."""
     words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
     for pattern, story in SIGNS.items():
         matching = next((line for line in words_of_others if re.search(pattern, line)), None)
@@ -355,7 +355,7 @@ def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ..
         both = f"{story.help}; {place}" if story.help else place
         return replace(story, help=both, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
     again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
-    if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too
+    if story.code == "not_kept":  # the result was pushed, and `pull` also looks in the repository
         return replace(story, next=(f"skill-train pull {word}", again))
     if story.remedy in ("gpu", "ram"):
         bigger = larger(offered, ending.flavor, story.remedy)

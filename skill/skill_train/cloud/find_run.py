@@ -1,4 +1,4 @@
-"""Resolves RUN: the directory of a submitted run, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
+"""Finds the run that a command's RUN names: a run directory, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
 
 class CloudRun(msgspec.Struct, frozen=True):
-    """A run in the cloud."""
+    """A run in the cloud, with one of its jobs."""
 
-    name: str  # the run as the user named it; the next commands use the same name
+    name: str  # the run as the user named it; suggested commands use the same name
     run: RunDir | None  # the run directory; None if the user gave only the id of a job
     record: CloudRecord
     job: CloudJob  # the last job, or the job whose id the user gave
@@ -43,14 +43,14 @@ class CloudRun(msgspec.Struct, frozen=True):
 
 
 def find(name: str) -> CloudRun:
-    """The run, with the current state of its job.
+    """Finds a run, with the current state of its job.
 
     For a run directory it is the newest job. Jobs that the directory does not record are looked up by their labels if
     a request had no answer, or if the last job ended without a result.
 
     Raises:
         UsageError: this is neither a submitted run nor a job that skill-train started, or the job no longer exists.
-        AccessError: the token may not see the job, or there is none and an id has no namespace.
+        AccessError: the token may not see the job; or there is no token, and the id has no namespace.
     """
     match = _JOB.fullmatch(name)
     if match and not Path(name).is_dir():
@@ -76,7 +76,7 @@ def find(name: str) -> CloudRun:
 
 
 def newest_job(record: CloudRecord) -> Job | None:
-    """The newest job of the record as the Hub has it; None if there is none."""
+    """The current state of the record's newest job; None if no job has begun, or the Hub does not have it any more."""
     job_id = record.last_begun.job_id if record.last_begun else None
     return None if job_id is None else job_now(record, job_id)
 
@@ -91,10 +91,10 @@ def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob
 
 
 def with_recorded_end(cloud: CloudRun) -> CloudRun:
-    """The run with the end of its job recorded, also in `cloud.json` if there is a run directory.
+    """Records the end of the run's job, also in `cloud.json` if there is a run directory.
 
-    An end that is already recorded stays when the Hub has forgotten the job. A job that was DELETED because another
-    account may not see it can have another end.
+    A recorded end stays if the Hub does not have the job any more. A recorded DELETED can be replaced, because the
+    token of that time may not have been allowed to see the job.
     """
     now, job = cloud.now, cloud.job
     if now.live or (job.stage is not None and now.stage in (job.stage, "DELETED")):
@@ -115,8 +115,8 @@ def with_recorded_end(cloud: CloudRun) -> CloudRun:
 
 
 def _write_end(run: RunDir, ended: CloudJob) -> None:
-    """Writes the end to `cloud.json`. Skipped if the run directory is in use or not writable, because the answer does
-    not depend on it."""
+    """Writes the end to `cloud.json`. Skips it if the run directory is in use or not writable, because the command's
+    answer does not depend on it."""
     try:
         with locked(run, "status"):
             record = cloud_record.read(run)
@@ -136,7 +136,7 @@ def with_newest_job(cloud: CloudRun) -> CloudRun:
 
 
 def with_unrecorded_jobs(record: CloudRecord) -> CloudRecord:
-    """The record with the jobs of this run that it lacks, because their request had no answer or another folder started
+    """Adds the jobs of this run that the record lacks, because their request had no answer or another folder started
     them."""
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}))
     live = {job.id for job in listed if job.live}
@@ -149,7 +149,7 @@ def with_unrecorded_jobs(record: CloudRecord) -> CloudRecord:
             if job.live and job.id != there.job_id:
                 running = f"another job of this run is {job.stage} and costs money"
                 waiting.tell(f"{running}; to stop it: skill-train cancel {job.id}")
-            continue  # two folders used this number: the running job counts, and ours comes first
+            continue  # two folders used this number: the running job counts, and our own if both run
         if there is None or there.job_id != job.id:
             record = with_bucket(record.with_job(entry), job)
     return record
@@ -170,7 +170,7 @@ def plan_of(cloud: CloudRun, stored: stored_files.StoredRecords) -> Plan | None:
 
 
 def with_run_dir(cloud: CloudRun, folder: Path | None) -> tuple[CloudRun, RunDir]:
-    """The run with a run directory, and that: its own, or a new one if the run was given by a job id.
+    """The run with a run directory, and the directory: the run's own, or a new one if the user gave a job id.
 
     Raises:
         UsageError: the folder holds another run or is in use, or the plan is no longer in the bucket.
@@ -196,9 +196,9 @@ def with_run_dir(cloud: CloudRun, folder: Path | None) -> tuple[CloudRun, RunDir
         require_unused(run)
     with locked(run, "pull"):
         if _record_in(run, record.run_id) is None:
-            cloud_record.write(run, record)  # first, so that the folder is recognised as this run's after a kill
+            cloud_record.write(run, record)  # first, so that after a kill the folder belongs to this run
         write_text(run.recipe, to_yaml(plan.recipe_file()))
-        write_json(run.plan, there.document("plan.json"))  # as the job has it
+        write_json(run.plan, there.document("plan.json"))  # the same document that the job has
     return replace(cloud, name=str(run.path), run=run, record=record), run
 
 
@@ -228,14 +228,14 @@ def never_started(name: str) -> UsageError:
 
 
 def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
-    """The record with the bucket folder that the client chose for the first job."""
+    """Adds the bucket and folder of a job to the record, unless the record has them or the job has none."""
     if job.bucket is None or record.folder is not None:
         return record
     return msgspec.structs.replace(record, bucket=job.bucket[0], folder=job.bucket[1])
 
 
 def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
-    """The record as the labels of the jobs describe it."""
+    """The run of a job id, with a record that is made from the labels of its jobs."""
     now = patiently(lambda: jobs.inspect(namespace, job_id))
     run_id, plan_hash = now.labels.get("run", ""), now.labels.get("plan", "")
     has_our_labels = re.fullmatch("[0-9a-f]{12}", run_id) and re.fullmatch("[0-9a-f]{16}", plan_hash)
@@ -261,7 +261,7 @@ def _as_record(job: Job) -> CloudJob:
 
 
 def deleted_job(record: CloudRecord, job: CloudJob) -> Job:
-    """A job that is in the record, but not on the Hub any more."""
+    """The state of a recorded job that is not on the Hub any more."""
     return Job(
         id=job.job_id or "",
         namespace=record.namespace,

@@ -1,6 +1,6 @@
 """Follows a job for hours over a network that may fail for minutes. Only reads, so every request can be repeated.
 
-The pauses between two questions grow to 15 seconds; the Hub allows 1,000 questions in 5 minutes (its documentation of
+The pauses between two requests grow to 15 seconds; the Hub allows 1,000 requests in 5 minutes (its documentation of
 rate limits, 2026-08).
 """
 
@@ -24,11 +24,11 @@ Answer = TypeVar("Answer")
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 PATIENCE_SECONDS = 60.0  # for a command that answers once
 OUTAGE_SECONDS = 900.0  # for a command that follows a job for hours
-HEALTHY_SECONDS = 30.0  # a request that failed only after so long had a connection, though perhaps no line of a log
+HEALTHY_SECONDS = 30.0  # a request that fails only after this time had a connection, though perhaps no line of a log
 
 
 class Patience:
-    """How long to repeat a request that fails; `well` records a success."""
+    """Repeats a failing request for at most `seconds` after the first failure. `well` records a success."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -43,7 +43,7 @@ class Patience:
         """Waits before the next try.
 
         Raises:
-            Temporary: the same failure, if it has lasted too long or will not pass.
+            Temporary: the same failure, if it has lasted too long or a retry cannot help.
         """
         now = time.monotonic()
         if self._resumed is not None and now - self._resumed > HEALTHY_SECONDS:
@@ -83,8 +83,8 @@ def patiently(question: Callable[[], Answer], *, seconds: float = PATIENCE_SECON
 def job_now(record: CloudRecord, job_id: str, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
     """The current state of a job of a run; None if the Hub does not have it any more.
 
-    A missing job counts as missing only if the list of jobs lacks it too, because a command that takes a running job
-    for a lost one starts another.
+    A job counts as missing only if the list of jobs lacks it too, because for a missing job a command may start
+    another.
     """
     now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(record.namespace, job_id), seconds=seconds))
     if now is not None:
@@ -97,8 +97,8 @@ def until_end(record: CloudRecord, job_id: str, *, seconds: float | None, on_job
     """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
     Args:
-        seconds: None waits as long as it takes.
-        on_job: receives the job after each request.
+        seconds: the longest time to wait; None waits until the job ends.
+        on_job: called with the job after each request.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
@@ -151,7 +151,7 @@ def _log(record: CloudRecord, job_id: str, *, follow: bool) -> Iterator[str]:
     """The lines of one connection; none for a deleted job.
 
     Raises:
-        Temporary: also if one answer denies a job that the Hub has.
+        Temporary: the Hub does not answer, or its log says that the job is unknown although the Hub has it.
     """
     where = record.namespace, job_id
     try:

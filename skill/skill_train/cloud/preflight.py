@@ -1,4 +1,4 @@
-"""The checks before anything is uploaded or paid for. Each check has its own error with the next command."""
+"""The checks before anything is uploaded or paid for. Each error has a hint with the next command."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def signed_in_account() -> Account:
 
 
 def namespace(account: Account, requested: str | None, *, of_job: bool = True) -> str:
-    """The user or organisation that runs and pays for the job, or that has the bucket of a run elsewhere.
+    """The user or organisation that runs and pays for the job, or that owns the bucket of a run on another cloud.
 
     Raises:
-        AccessError: it belongs to somebody else, or the token may not run jobs or write there.
+        AccessError: the namespace belongs to somebody else, or the token may not run jobs or write there.
     """
     name = requested or account.name
     allowed = (account.name, *account.orgs)
@@ -72,11 +72,11 @@ def namespace(account: Account, requested: str | None, *, of_job: bool = True) -
 
 
 def result_repository(account: Account, name: str, method: str) -> tuple[str, ...]:
-    """The files that already are in the repository for the result; none if it does not exist.
+    """Checks the repository for the result. Returns its files; empty if it does not exist or holds no work yet.
 
     Raises:
-        UsageError: the name is not that of a repository, or its .gitignore leaves files of the result out.
-        AccessError: the repository is not yours, or the token may not write there.
+        UsageError: the name is not a repository id, or the repository's .gitignore leaves files of the result out.
+        AccessError: the repository belongs to somebody else, or the token may not write there.
         DecisionNeeded: the repository is public.
     """
     _require_own(account, name, "the result", "--hub-model-id")
@@ -91,8 +91,8 @@ def result_repository(account: Account, name: str, method: str) -> tuple[str, ..
 
 
 def require_places_of_next_job(plan: Plan, bucket: str | None) -> None:
-    """Asks whether the places that the next job of a run writes to are still private, and take the result. One that
-    does not exist, or that this token may not see, says nothing.
+    """Checks that the bucket and the repository, to which the next job of a run writes, are still private, and that the
+    repository takes the result. A place that does not exist, or that the token may not see, is skipped.
 
     Raises:
         DecisionNeeded: the bucket or the repository is public.
@@ -129,7 +129,8 @@ def require_readable(plan: Plan) -> None:
     """Checks that the token can read the model and the dataset.
 
     Raises:
-        UsageError: one is unknown or private. AccessError: one is gated.
+        UsageError: one of them is unknown or private.
+        AccessError: one of them is gated.
     """
     patiently(lambda: repositories.check_access("model", plan.recipe.model))
     if not local_data(plan):
@@ -140,7 +141,8 @@ def flavor(name: str) -> Flavor:
     """The machine with its current price, from the Jobs API.
 
     Raises:
-        UsageError: the flavor is no longer offered. Temporary: the Hub does not answer.
+        UsageError: the flavor is not offered.
+        Temporary: the Hub does not answer.
     """
     offered = {each.name: each for each in patiently(models.live_flavors)}
     if name not in offered:
@@ -156,7 +158,7 @@ def flavor(name: str) -> Flavor:
 
 def require_private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> tuple[str, ...]:
     """Checks that the bucket (program, plan, checkpoints) and the dataset repository are private. Returns the files
-    that the latter has already.
+    that the dataset repository already has.
 
     Raises:
         DecisionNeeded: one of them already exists and is public.
@@ -177,7 +179,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:
     name = Path(folder).resolve().name
-    own = name if name != "merged" else f"{Path(folder).resolve().parent.name}-merged"  # of several runs
+    own = name if name != "merged" else f"{Path(folder).resolve().parent.name}-merged"  # every run has a `merged`
     where = f"{owner or 'NAMESPACE'}/{own}"
     return UsageError(
         f"the model {folder} is on this machine only, and a job cannot read it",
@@ -193,7 +195,7 @@ def local_data(plan: Plan) -> bool:
 
 
 def unless_unavailable(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:
-    """The result of a check; None if the Hub does not answer, which is added to `unchecked`."""
+    """The result of a check. If the Hub does not answer, it returns None and adds a sentence to `unchecked`."""
     try:
         return check()
     except Temporary as error:
@@ -202,7 +204,7 @@ def unless_unavailable(check: Callable[[], Any], what: str, unchecked: list[str]
 
 
 def _refused(status: int) -> AccessError | UsageError:
-    """The error for a permanent refusal of the Hub to identify a token."""
+    """The error if the Hub permanently refuses to identify a token, with status 402, 403 or 404."""
     context = {"expected": "an account", "got": f"status {status}"}
     if status == 404:
         message = "this Hub cannot say who a token belongs to"
@@ -212,7 +214,7 @@ def _refused(status: int) -> AccessError | UsageError:
 
 
 def _require_own(account: Account, name: str, what: str, option: str) -> None:
-    """Refuses a repository of somebody else, and one that the token may not write."""
+    """Refuses a repository of somebody else, and a repository that the token may not write to."""
     repositories.check_name(name, f"{option} NAMESPACE/NAME")
     owner = name.split("/")[0]
     if owner not in (account.name, *account.orgs):

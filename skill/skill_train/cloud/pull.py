@@ -1,7 +1,7 @@
-"""Fetches the files that a job stored into the run directory: each under a temporary name, checked, then renamed.
+"""Fetches the files that a job stored to the run directory. Each gets a temporary name, is checked, and is renamed.
 
-After a killed pull the next one fetches the missing files. A pull never replaces a file of the run directory that no
-pull wrote. `pull.json`, which is written last, names the files that a pull wrote.
+After a killed pull, the next pull fetches the missing files. A pull never replaces a file that no pull wrote.
+`pull.json` names the files that a pull wrote, and is written last.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from skill_train.run.lock import locked
 from skill_train.run.records import FileName, StepSchema, Whole
 from skill_train.run.train_record import TrainRecord
 
-_PART = ".pull.part"  # incomplete files, which the next pull continues with
+_PART = ".pull.part"  # the folder for incomplete files; the next pull continues with them
 _TRIES = 2
 _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
 _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # the job rewrites these while the run continues
 
 
 class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where files came from: a bucket, or a repository and its commit.
-
-    `state` and `checkpoint` are as in `StoredRun`.
-    """
+    """The source of the files: a bucket, or a repository and its commit. `state` and `checkpoint` are as in
+    `StoredRun`."""
 
     bucket: str | None = None
     repository: str | None = None
@@ -60,10 +58,10 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar) -> tuple[Pull, list[str]]:
-    """Fetches all stored files that are missing here; returns the record and the names of the fetched files.
+    """Fetches the stored files that the run directory lacks. Returns the record and the names of the fetched files.
 
     Raises:
-        UsageError: a file with other content is here, and no pull wrote it.
+        UsageError: the run directory has a file with other content, and no pull wrote it.
         VerificationFailed: a file in the bucket does not match the digest in its marker.
         Temporary: the Hub did not answer. Fetched files stay, and the next pull continues.
     """
@@ -72,7 +70,7 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar) -> tuple[Pull,
         todo = [file for file in stored.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
         outputs = {file.name: file.digest for file in stored.files if file.digest is not None and file not in todo}
-        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # in case it arrives torn
+        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # if `_fetch` skips it
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
@@ -106,7 +104,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         sources = {name: folder / place for name, place in in_repository(trained).items()}
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
         here, pushed = run.record("train"), folder / "train.json"
-        # A job pushes it without rows of the data; the one from the bucket has them, and stays.
+        # A job pushes `train.json` without rows of the data. One from the bucket has the rows, so it is not replaced.
         if here.is_file() and without_rows(records.read_json(here)) == without_rows(records.read_json(pushed)):
             del sources["train.json"]
         sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in sources.items()}
@@ -133,7 +131,7 @@ def _write_pull(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest])
 
 
 def nothing_kept(run: Path, why: str, command: str = "status") -> UsageError:
-    """The error of a run without files. `command` is the one that helps."""
+    """The error for a run without files. `command` is the skill-train command in the hint."""
     return UsageError(
         f"{run} has no files to fetch: {why}",
         code="nothing_kept",
@@ -149,10 +147,10 @@ def _earlier(run: RunDir) -> dict[str, FileDigest]:
 
 
 def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> bool:
-    """Whether this file is already here, with the same content.
+    """Whether the run directory already has this file with the same content.
 
     Raises:
-        UsageError: another file has its name, and no pull wrote it.
+        UsageError: it has a file of this name with other content, and no pull wrote that file.
     """
     path = run.path / file.name
     if not path.exists():
@@ -191,7 +189,7 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
 
 
 def _fetch(run: RunDir, bucket: str, group: list[StoredFile]) -> dict[str, FileDigest]:
-    """Fetches each incomplete file, and a second time if its content is wrong."""
+    """Fetches the files of a group that are not complete yet; twice if needed. Skips torn files without a digest."""
     for _ in range(_TRIES):
         missing = [file for file in group if not is_file_of(_partial_path(run, file), file.digest)]
         for file in missing:
@@ -224,7 +222,7 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
             code="kept_file_changed",
             expected=in_words(file.digest) if file.digest else file.name,
             got=in_words(digest) if digest else "no such file",
-            hint=f"skill-train resume {quoted(run.path)}",  # which looks at each place, and says what goes on
+            hint=f"skill-train resume {quoted(run.path)}",  # it checks the bucket and the repository, and explains
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)

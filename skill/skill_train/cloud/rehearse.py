@@ -48,7 +48,7 @@ class _Marker(TypedDict):
 
 
 class Rehearsal(TypedDict):
-    """The figures of a rehearsal: `kept_files` is how many files it stored, `checkpoints` has their names."""
+    """The figures of a rehearsal. `kept_files` is the number of stored files, `checkpoints` the checkpoints' names."""
 
     steps: int
     seconds: float
@@ -59,11 +59,11 @@ class Rehearsal(TypedDict):
 def rehearse(
     plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]
 ) -> tuple[Rehearsal, TrainRecord]:
-    """Runs the rehearsal in a temporary folder; returns its figures, and the record of its training.
+    """Runs the rehearsal in a temporary folder. Returns its figures, and the record of its training.
 
     Args:
-        plan: the result of `shortened`. `spec`: the specification of the job.
-        staged: the local data of the job.
+        plan: the result of `shortened`.
+        staged: the local data of the job; None for data on the Hub.
 
     Raises:
         SkillTrainError: the error that the program reported, or TrainingFailed if it stored less than a job must store.
@@ -87,7 +87,7 @@ def rehearse(
 
 
 def differences(plan: Plan, local_plan: Plan) -> list[str]:
-    """What a rehearsal cannot show, and how it differed from the job."""
+    """Sentences that say how the rehearsal differed from the job, and what it could not test."""
     job, this = plan.placement, local_plan.placement
     where = f"{job.num_processes} x {job.device} in {job.dtype}"
     listed = [
@@ -162,7 +162,7 @@ def _failed(code: int, failure: ProgramFailed | None, errors: str) -> SkillTrain
 
 
 def _stored(mount: Path) -> tuple[int, list[str]]:
-    """Checks the stored files against their markers; returns how many there are, and the names of the checkpoints.
+    """Checks the stored files against their markers. Returns their number and the names of the checkpoints.
 
     Raises:
         TrainingFailed: a file is missing or torn.
@@ -183,7 +183,7 @@ def _stored(mount: Path) -> tuple[int, list[str]]:
 
 
 def _other_versions(plan: Plan) -> str:
-    """Packages that have another version here than in a job."""
+    """A text with the packages that have another version on this machine than in the job."""
     pins = (package.split("==") for package in (*program_packages(), *packages(plan)))
     other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _release(name)) != pin]
     return f" ({', '.join(other)})" if other else ", in the same versions"

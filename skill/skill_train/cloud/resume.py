@@ -16,14 +16,14 @@ from skill_train.run.lock import locked
 def resume(
     run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None
 ) -> tuple[CloudRecord, bool]:
-    """The record with a job that continues the run, and whether that job already existed.
+    """Starts a job that continues the run. Returns the record with the job, and whether the job already existed.
 
-    The job is recorded before it is requested. A job that was requested before and may exist is looked up first, and so
-    is a job that another folder started.
+    The job is recorded before it is requested. Before that it looks for a job that an earlier request may have created,
+    and for a job that another folder started.
 
     Raises:
         UsageError: no job of this run ever began, so there is no folder to continue in.
-        AccessError, Temporary: as `start_once.start`.
+        AccessError, Temporary: as for `start_once.start`.
     """
     with locked(run, "resume"), start_once.told_if_interrupted(run):
         record = _settled(run, cloud_record.submitted(run))
@@ -34,7 +34,7 @@ def resume(
             return record, True
         if record.bucket is None or record.folder is None:
             raise find_run.never_started(str(run.path))
-        last = record.last  # of a record that was made from a later job the earlier ones are missing
+        last = record.last  # its number counts: a record that was made from a later job lacks the earlier ones
         number = 1 if last is None else last.number + (last.job_id is not None)
         new_job = CloudJob(
             number, "starting", flavor, timeout_seconds, records.timestamp(), usd_per_hour, max_cost=max_cost
@@ -49,8 +49,8 @@ def resume(
 
 
 def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob) -> tuple[CloudRecord, bool]:
-    """The record with the job that remains if another machine started one too, and whether that machine's job
-    remains."""
+    """Keeps the older job if another machine started one too. Returns the record with the remaining job, and whether it
+    is the other machine's."""
     ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
@@ -61,18 +61,18 @@ def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob) -> 
 
 
 def _of_another_folder(requested: CloudJob) -> CloudJob:
-    """The request without its timeout: only the folder that started the job in its place knows that."""
+    """The request without a timeout, because only the folder that started the other job knows that job's timeout."""
     return msgspec.structs.replace(requested, timeout_seconds=None)
 
 
 def with_missing_jobs(run: RunDir) -> CloudRecord:
-    """The record with its missing jobs written to `cloud.json`."""
+    """Adds the jobs that the run's record lacks, and writes it to `cloud.json`."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run))
 
 
 def _settled(run: RunDir, record: CloudRecord) -> CloudRecord:
-    """The record with the job whose request had no answer, if it exists, and with jobs that other folders started."""
+    """Adds the job whose request had no answer, if it exists, and the jobs that other folders started."""
     last = record.last
     if last is not None and last.job_id is None:
         waiting.tell("the last request had no answer; checking whether its job exists")

@@ -1,8 +1,8 @@
-"""Prepares local data for a job: exactly its files, in a separate folder whose name is made from their content.
+"""Prepares local data for a job: only the dataset's files, in a separate folder with a name made from their content.
 
-For a folder these are the files that `datasets` 5.2 reads (`load_from_disk`), by the names in its own records, or the
-table beside the pictures of an imagefolder. Pictures that the rows name by a path go along under the same path. Other
-files in the folder stay here. A link that leads out of the folder is refused, because it could include any file.
+In a folder these are the files that `datasets` 5.2 reads (`load_from_disk`), by the names in its own records, or the
+table beside the pictures of an imagefolder. Pictures that the rows name by a path are uploaded under the same path.
+Other files are not uploaded. A link that leads out of the folder is refused, because it could include any file.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _IN_LINES = (".jsonl", ".json", ".csv", ".tsv", ".txt")
 
 @dataclass(frozen=True)
 class Listed:
-    """The files of a dataset by their path below the mount; the first one's first part is the dataset's own name."""
+    """The files of a dataset, by their path below the mount. The first part of the first path is the dataset's name."""
 
     files: dict[str, Path]
-    picture_names: dict[str, str]  # for each path of a picture in the rows its name among the files
+    picture_names: dict[str, str]  # the key in `files`, by the path of a picture in the rows
     left_out: tuple[str, ...] = ()  # paths of files in the dataset's folder that do not belong to the dataset
 
     @property
@@ -58,15 +58,15 @@ class Staged(Listed):
     """A local dataset that is ready for the upload."""
 
     name: str  # made from the content, so that the same files are uploaded only once
-    digests: dict[str, str]  # the SHA-256 of each file; `stamps`: its size and time of change before it was read
-    stamps: dict[str, tuple[int, int]]
+    digests: dict[str, str]  # the SHA-256 of each file
+    stamps: dict[str, tuple[int, int]]  # the size and modification time of each file, before it was read
 
 
 def stage_plan(plan: Plan) -> Staged | None:
-    """The data of a plan; None for data on the Hub.
+    """Prepares the data of a plan; None for data on the Hub.
 
     Raises:
-        UsageError: as `stage`, or the pictures are not those of the plan.
+        UsageError: as for `stage`, or the pictures have changed since the plan.
     """
     planned, recipe = plan.fingerprints["data"], plan.recipe
     if planned is None:
@@ -82,12 +82,11 @@ def stage_plan(plan: Plan) -> Staged | None:
 
 
 def stage(data: Path, recipe: ResolvedRecipe | None = None) -> Staged:
-    """The files of a dataset: a file, or the files of a folder that `datasets` saved, and the pictures that the rows of
-    the recipe name.
+    """Prepares a dataset: a file, or the files of a folder that `datasets` saved, and the pictures that the rows name.
 
     Raises:
-        UsageError: a link leads out of the folder, its records name a file that is not in it, or a picture cannot lie
-            under the same name in a job.
+        UsageError: a link leads out of the folder, its records name a file that is not in it, or a picture cannot have
+            the same name in a job.
     """
     listed = list_files(data, recipe)
     stamps = {name: _stamp(path) for name, path in listed.files.items()}
@@ -98,11 +97,7 @@ def stage(data: Path, recipe: ResolvedRecipe | None = None) -> Staged:
 
 
 def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:
-    """The files that `stage` takes. No picture is opened.
-
-    Raises:
-        UsageError: as `stage`.
-    """
+    """Lists the files that `stage` takes, without opening pictures. Raises UsageError as `stage` does."""
     files, there = {data.name: data}, list[str]()
     if data.is_dir():
         there = _files_in(data)
@@ -117,7 +112,7 @@ def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:
 
 
 def changed_files(staged: Staged) -> list[str]:
-    """The files that are not what they were when they were prepared, so that something else may have been uploaded."""
+    """The files that have changed since they were prepared, so that the upload may have other content."""
     touched = {name: path for name, path in staged.files.items() if _stamp(path) != staged.stamps[name]}
     digests = {name: file_digest(path)["sha256"] for name, path in touched.items() if path.is_file()}
     return [name for name in touched if digests.get(name) != staged.digests[name]]
@@ -134,7 +129,7 @@ def changed(name: str) -> UsageError:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Size and time of change; of a missing file numbers that no file has."""
+    """The size and the modification time of a file; (-1, -1) if it is missing."""
     try:
         stat = path.stat()
     except OSError:
@@ -143,7 +138,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def require_no_secrets(staged: Staged) -> None:
-    """Raises UsageError if a file contains a token of the Hub: a job would train on it, and every reader have it."""
+    """Raises UsageError if a file contains a token of the Hub. The model could learn it, and readers would see it."""
     for name, path in staged.files.items():
         if secret_in(path, account.token()) == "a token of the Hub":
             raise UsageError(
@@ -155,8 +150,8 @@ def require_no_secrets(staged: Staged) -> None:
 
 
 def personal_lines(staged: Staged) -> int:
-    """How many lines of the rows seem to contain personal data, by the words for which `data` warns. Compressed files
-    are not read."""
+    """How many lines seem to contain personal data, by the same rules as the command `data`. Reads only text files of
+    rows that are not compressed."""
     count = 0
     for name, path in staged.files.items():
         if name not in staged.pictures and path.suffix.lower() in _IN_LINES:
@@ -166,11 +161,7 @@ def personal_lines(staged: Staged) -> int:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """All files below a folder, sorted.
-
-    Raises:
-        UsageError: a link leads out of it.
-    """
+    """All files below a folder, sorted. Raises UsageError if a link leads out of the folder."""
     root, names = folder.resolve(), list[str]()
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
@@ -187,8 +178,8 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _saved(folder: Path) -> list[str]:
-    """The names of the files that `datasets` reads in a folder that it saved, with or without splits. A dataset that
-    was saved where splits lie hides them."""
+    """The names of the files that `datasets` reads in a folder that it saved, with or without splits. If a folder has a
+    dataset and splits, `datasets` ignores the splits."""
     alone = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
     if alone or not (folder / "dataset_dict.json").is_file():
         return _saved_split(folder, "")
@@ -202,7 +193,7 @@ def _saved_split(folder: Path, prefix: str) -> list[str]:
 
 
 def _names(record: Path, key: str) -> list[str]:
-    """The names in a list of a record; in `_data_files` each entry is an object.
+    """The names in the list `key` of a record. The entries of `_data_files` are objects with a `filename`.
 
     Raises:
         UsageError: there is no such list, or a name leads out of the folder or to a hidden file.
@@ -246,10 +237,10 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
     """A temporary folder with exactly these files.
 
     Args:
-        links: links to the files. Otherwise hard links or copies, for a program that follows no link out of the folder.
+        links: symbolic links. Otherwise hard links or copies, for a program that follows no link out of the folder.
 
     Raises:
-        UsageError: two names are one to the disk of the temporary folder.
+        UsageError: two names are the same on the disk of the temporary folder, such as names in another case.
     """
     with scratch_folder() as temporary:
         for name, path in staged.files.items():
@@ -274,7 +265,7 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
 
 
 def mount_path(staged: Staged) -> str:
-    """The path at which a job finds the data. It must not exist here, because the client would upload a local file of
+    """The path of the data in a job. It must not exist on this machine, because the client would upload a local file of
     that name."""
     paths = (_MOUNT, *(f"{_MOUNT}-{number}" for number in range(2, 100)))
     first = next(iter(staged.files)).split("/")[0]

@@ -1,8 +1,8 @@
 """Starts a job exactly once; shared by `submit` and `resume`.
 
-A failed request may have created the job all the same (huggingface_hub#3972). So the job is written to `cloud.json`
-before it is requested, and after an error it is looked up by its labels before it is requested again. A request without
-an answer may create its job for two minutes, so no other job is created before these are over.
+A failed request may still have created the job (huggingface_hub#3972). So the job is written to `cloud.json` before it
+is requested, and after an error it is looked up by its labels before it is requested again. A request without an answer
+may create its job up to two minutes later, so no other job is created until then.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from skill_train.run.plan_record import Plan
 
 TRIES = 3
 PAUSE_SECONDS = 2.0  # before each look, because a listing may lag behind
-LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
+LATE_LOOKS = 15  # half a minute, after an error of a server that may have forwarded the request
 SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creates no job any more
 NOTICE_LOOKS = 5  # ten seconds between two notices about the search
 
 
 @contextlib.contextmanager
 def told_if_interrupted(run: RunDir) -> Iterator[None]:
-    """In this block Ctrl-C after the request for a job says that the job may start: nothing takes the request back."""
+    """If Ctrl-C comes after the request for a job, this block warns that the job may start. A request cannot be taken
+    back."""
     before = cloud_record.read(run)
     try:
         yield
@@ -56,7 +57,7 @@ def told_if_interrupted(run: RunDir) -> Iterator[None]:
 
 
 def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job]) -> CloudRecord:
-    """Starts a job; returns the record with it.
+    """Starts a job. Returns the record with the started job.
 
     Args:
         record: the record of the run; `requested` is its new job, in state `starting`.
@@ -82,11 +83,11 @@ def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[
             return record_started(run, record, posted, existing)
         except Temporary as error:
             waiting.tell(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
-            refused = error.code == "rate_limit"  # after any other error the server may have passed the request on
+            refused = error.code == "rate_limit"  # after any other error the server may have forwarded the request
             existing = find_job(record, requested.number, times=2 if refused else LATE_LOOKS)
             if existing is not None:
                 return record_started(run, record, posted, existing)
-            late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may think it abandoned
+            late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # soon others ignore our claim
             if attempt == TRIES or late:
                 raise
             doubtful = doubtful or not refused
@@ -100,7 +101,8 @@ def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[
 
 
 def _watched(run: RunDir, record: CloudRecord, new_job: CloudJob, job: Job, began: float) -> CloudRecord:
-    """The record with the job that remains, once the earlier failed requests cannot create another."""
+    """Watches the new job until the earlier failed requests cannot create another. Returns the record with the
+    remaining job."""
     end, next_notice = began + settled_seconds(), 0.0
     while (rest := end - time.monotonic()) > 0:
         if time.monotonic() >= next_notice:
@@ -117,24 +119,24 @@ def settled_seconds() -> float:
 
 
 def find_job_until_settled(record: CloudRecord, requested: CloudJob) -> Job | None:
-    """Looks for a requested job for as long as it may appear.
+    """Looks for a requested job until it cannot appear any more.
 
     Raises:
-        Temporary: the Hub does not answer, so nobody knows.
+        Temporary: the Hub does not answer, so it is unknown whether the job exists.
     """
     passed = (datetime.now(UTC) - records.moment_of(requested.asked_at)).total_seconds()
-    age = max(passed - 1, 0.0)  # whole seconds; a clock may be set back
+    age = max(passed - 1, 0.0)  # `asked_at` has whole seconds, and the clock may have been set back
     times = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
     return find_job(record, requested.number, times=max(times, 2))
 
 
 def keep_the_oldest(record: CloudRecord, number: int, job: Job, *, of_plan: bool) -> Job:
-    """Keeps the oldest of the jobs that were started for the same purpose on any machine. Other jobs of this run are
-    cancelled before they cost anything; a job of another run is cancelled by the command that started it.
+    """Returns the oldest of the jobs that were started for the same purpose on any machine. Other jobs of this run are
+    cancelled before they cost anything. A job of another run is cancelled by the command that started it.
 
     Args:
         job: the job that was just started.
-        of_plan: all jobs of the plan have the same purpose; else only those of this run with this number.
+        of_plan: all jobs of the plan have the same purpose. Otherwise only this run's jobs with this number have it.
     """
     labels = cloud_record.labels(record, number)
     own = {key: labels[key] for key in ("run", "attempt")}
@@ -181,17 +183,17 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
 
 
 def find_job(record: CloudRecord, number: int, *, times: int) -> Job | None:
-    """The job with this number, if it exists. Looks so many times, each after a pause.
+    """The job with this number; None if it does not exist. Looks at most `times` times, each time after a pause.
 
     Raises:
-        Temporary: the Hub does not answer, so nobody knows.
+        Temporary: the Hub does not answer, so it is unknown whether the job exists.
     """
     labels = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
     for done in range(times):
         time.sleep(PAUSE_SECONDS)
         matching = patiently(lambda: jobs.find(record.namespace, labels))
         if matching:
-            return matching[-1]  # the oldest, should there ever be two
+            return matching[-1]  # the oldest, if there are two
         if done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:
             waiting.tell(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
     return None
@@ -216,8 +218,8 @@ def inspect_new_job(record: CloudRecord) -> Job | None:
 
 
 def started_job(requested: CloudJob, job: Job) -> CloudJob:
-    """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
-    only that folder knows its timeout. Its limit of cost holds here too, unless this request has one."""
+    """The record of a requested job that now exists. If the job has another flavor, another folder requested it, and
+    only that folder knows its timeout. The job's own `max_cost` is recorded, unless this request has one."""
     created = records.timestamp(job.created_at) if job.created_at else None
     started = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
     if requested.max_cost is None:

@@ -30,14 +30,13 @@ from skill_train.run.plan_record import Plan
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be submitted."""
+    """A plan to submit, and the user's choices for it."""
 
     plan: Plan  # the plan with its final timeout and `policy.hub_model_id`
     namespace: str
     usd_per_hour: float | None  # None if no price is known
-    # local data; None for data on the Hub. `data_repo`: the dataset repository for it; None for the bucket.
-    staged: Staged | None
-    data_repo: str | None
+    staged: Staged | None  # the local data; None for data on the Hub
+    data_repo: str | None  # the dataset repository for the local data; None for the bucket
     max_cost: float | None = None  # dollars that the job may never exceed; None if the user set no limit
 
     @property
@@ -55,7 +54,7 @@ class Sent:
 
 
 class Upload(TypedDict):
-    """What goes where. `left_out`: files in the folder of the data that stay here."""
+    """Files to upload, and their destination. `left_out` are files in the data's folder that are not uploaded."""
 
     what: str
     name: str | None
@@ -120,7 +119,7 @@ def submit(run: RunDir, order: Order, *, force_new: bool) -> Sent:
 
 
 def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, *, of_plan: bool) -> Sent:
-    """The job of this request, or the one of the same plan that another folder requested at the same moment."""
+    """Requests the job. If another folder requested a job of the same plan at the same time, returns the older one."""
     spec = start_once.specification(run, order.plan, record, job)
     place = patiently(lambda: jobs.upload(spec))
     with claim.claimed(record, job.number, of_plan=of_plan) as theirs:
@@ -139,11 +138,11 @@ def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, *,
 
 
 def existing(run: RunDir, order: Order, *, force_new: bool) -> Sent | None:
-    """The job that this order already has: in this run directory, or one of the same plan that is running or has
-    succeeded.
+    """The job that this order already has: a job in this run directory, or a job of the same plan that is running or
+    has succeeded; None if there is none.
 
     Args:
-        force_new: only the job of this run directory counts, whose request had no answer.
+        force_new: only a job in this run directory counts.
 
     Raises:
         UsageError: the run directory holds another run.
@@ -161,10 +160,10 @@ def never_began(run: RunDir, plan_hash: str) -> bool:
 
 
 def require_new(run: RunDir, plan_hash: str) -> None:
-    """Refuses a folder with a run, except one of this plan that never started.
+    """Refuses a folder with a run, except a run of this plan that never started.
 
     Raises:
-        UsageError: the folder holds a run.
+        UsageError: the folder holds such a run.
     """
     if never_began(run, plan_hash):
         return
@@ -190,7 +189,7 @@ def _existing(run: RunDir, order: Order, *, force_new: bool) -> Sent | None:
 
 
 def _sent_before(run: RunDir, record: CloudRecord) -> Sent | None:
-    """The newest job of a run directory. A requested job is looked up, and does not count if it does not exist."""
+    """The newest job of a run directory; None if it has none. A requested job is looked up, and counts if it exists."""
     last = record.last
     if last is not None and last.state == "starting":
         job = start_once.find_job_until_settled(record, last)
@@ -268,8 +267,8 @@ def _uploaded(staged: Staged, mount: Mount) -> CloudData:
 
 
 def _new_record(run: RunDir, order: Order) -> CloudRecord:
-    """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one, as for
-    another account."""
+    """The existing record, so that its run id is kept, or a new one if there is none for this plan and account. The
+    jobs of the existing record never started."""
     record = cloud_record.read(run)
     if record is not None and (record.plan_hash, record.namespace) == (order.plan_hash, order.namespace):
         return msgspec.structs.replace(record, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
@@ -294,7 +293,7 @@ def upload(staged: Staged, namespace: str, data_repo: str | None) -> CloudData:
             return _uploaded(staged, Mount(data_repo, "", where, read_only=True, kind="dataset", revision=commit))
         waiting.tell(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
         mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
-    if changed := stage_data.changed_files(staged):  # what lies there now is not what the folder's name says
+    if changed := stage_data.changed_files(staged):  # the uploaded files do not match the folder's name
         names = [f"{mount.folder}/{name}" for name in changed]
         patiently(lambda: jobs.change_names(mount.bucket, add=[], delete=names))
         raise stage_data.changed(changed[0])
@@ -318,7 +317,7 @@ def _require_free(run: RunDir) -> None:
 
 
 def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> None:
-    """Refuses to replace another plan, unless it never had a job."""
+    """Refuses to replace a record of another plan, unless that plan never had a job."""
     last = record.last_begun or record.last
     if last is None or (last.job_id is None and start_once.find_job_until_settled(record, last) is None):
         return

@@ -1,1 +1,1 @@
-"""The same run on machines of other providers: SkyPilot and Colab."""
+"""Runs on machines of other providers, through SkyPilot and Colab."""

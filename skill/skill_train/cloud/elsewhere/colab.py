@@ -1,5 +1,5 @@
-"""A run as a notebook for Google Colab: the cells of templates/colab.ipynb, with the program, the plan and the data
-embedded as compressed base64."""
+"""Writes a run as a notebook for Google Colab: the cells of templates/colab.ipynb, with the program, the plan and the
+data as compressed base64."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from skill_train.facts import Flavor, JsonObject
 from skill_train.machine.training_program import train_program
 from skill_train.run.job_spec import ENVIRONMENT
 
-# The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).
+# The GPUs that Colab and the flavors have in common (colab.research.google.com, Change runtime type; 2026-11-21).
 GPUS = ("T4", "L4", "A100")
 FLAVOR = "t4-small"  # a T4 and 15 GB of memory, which Colab gives free of charge
-LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
+LARGEST_BYTES = 10_000_000  # limit of the compressed data; Colab opens notebooks of up to 20 MB
 _LINE = 120
 
 

@@ -1,4 +1,4 @@
-"""The same run on other clouds through SkyPilot: a task with its files, launched by the user's own `sky`.
+"""Runs on other clouds through SkyPilot: writes a task with its files, and launches it with the user's own `sky`.
 
 SkyPilot 0.14.1 needs click below 8.2, and huggingface_hub 2.4 needs 8.4.2 or newer. So SkyPilot has its own environment
 and is started as a program. `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1 say what each cloud supports.
@@ -30,7 +30,7 @@ from skill_train.run.records import broken, convert
 
 VERSION = "0.14.1"
 # SkyPilot takes the cheapest cloud that has such machines, and skips clouds for which it has no credentials.
-CLOUDS = ("lambda", "runpod", "vast", "k8s", "aws", "gcp")  # CoreWeave is one of Kubernetes
+CLOUDS = ("lambda", "runpod", "vast", "k8s", "aws", "gcp")  # CoreWeave is used through k8s
 # "Multi-node not supported yet, as the interconnection among nodes are non-trivial" (clouds/runpod.py, clouds/vast.py).
 ONE_NODE_ONLY = ("runpod", "vast")
 # SkyPilot's names for the GPUs of the flavors (get_common_gpus). Hugging Face's A100 has 80 GB.
@@ -48,7 +48,7 @@ IDLE_MINUTES = 10  # between the end of the run and the release of the machines
 _PACKAGES_GB = 100  # image, CUDA libraries and packages
 _ONE_MACHINE = ("NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE")  # tuning for a single PCIe machine
 _VENV = "~/skill-train-venv"
-_LAUNCHED = "launched"  # a file beside the task
+_LAUNCHED = "launched"  # an empty file beside the task: `sky launch` was started here
 _SETUP = f"""\
 command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
 export PATH="$HOME/.local/bin:$PATH"
@@ -61,7 +61,7 @@ def clouds(places: list[str] | None, nodes: int) -> list[str]:
     """The clouds to search for machines: the given ones, or all that support this number of nodes.
 
     Raises:
-        UsageError: an unknown place, or one that cannot have several nodes.
+        UsageError: a place is unknown, or does not support several nodes.
     """
     for place in places or ():
         name = place.split("/")[0]
@@ -121,7 +121,7 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
 
 def nodes_of(plan: Plan) -> int:
     """The number of machines on which `spread` put a plan."""
-    words = plan.launch.arguments  # of two equal options the later one counts
+    words = plan.launch.arguments  # if an option is there twice, the later one counts
     return next((int(value) for name, value in reversed(list(pairwise(words))) if name == "--num_machines"), 1)
 
 
@@ -133,7 +133,7 @@ class Resources(TypedDict):
 
 
 class Task(TypedDict):
-    """What SkyPilot reads from YAML. A secret has no value: `sky launch --secret` takes it from the environment."""
+    """A task in SkyPilot's YAML format. A secret has no value: `sky launch --secret` takes it from the environment."""
 
     name: str
     num_nodes: int
@@ -167,17 +167,17 @@ def task(plan: Plan, flavor: Flavor, run: SkyRun, *, nodes: int, places: list[st
         },
         "workdir": ".",
         "envs": {"SKILL_TRAIN_RUN": run.id} | ENVIRONMENT,
-        "secrets": {"HF_TOKEN": None},  # by its name: `sky launch --secret HF_TOKEN` takes it from the environment
+        "secrets": {"HF_TOKEN": None},  # the name only: `sky launch --secret HF_TOKEN` takes the value
         "setup": _SETUP,
         "run": f"{_VENV}/bin/python {shlex.join(words)}\n",
     }
 
 
 def written_task(folder: Path) -> Task | None:
-    """The task that `write_task` wrote to this folder; None where there is none.
+    """Reads the task that `write_task` wrote to this folder; None if there is none.
 
     Raises:
-        UsageError: it was edited to something else.
+        UsageError: the file was edited and is not a task any more.
     """
     import yaml
 
@@ -192,13 +192,13 @@ def written_task(folder: Path) -> Task | None:
 
 
 def chosen_places(task: Task) -> list[str] | None:
-    """The clouds that were named for a task; None for all suitable ones."""
+    """The clouds that the user named for a task; None if it may run on all suitable clouds."""
     places = [place["infra"] for place in task["resources"]["any_of"]]
     return None if places == clouds(None, task["num_nodes"]) else places
 
 
 def ways_to(run: Path) -> tuple[str, str, str] | None:
-    """The commands that follow, fetch and stop a run whose task was launched from here; None for another run."""
+    """The commands that follow, fetch and stop a run; None if its task was not launched from this folder."""
     task = written_task(run / "skypilot") if (run / "skypilot" / _LAUNCHED).is_file() else None
     if task is None:
         return None
@@ -267,8 +267,8 @@ def write_task(folder: Path, task: Task, plan: Path, data: dict[str, Path], pack
 
 
 def command(sky: str, name: str) -> list[str]:
-    """The launch command. It reuses a cluster of this name, so a second launch waits for the first and finds its work
-    done."""
+    """The launch command. It reuses a cluster of this name, so a second launch waits for the first one and repeats no
+    work."""
     return [sky, "launch", "--cluster", name, "--yes", "--detach-run", "--secret", "HF_TOKEN", "task.yaml"]
 
 
@@ -276,7 +276,9 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
     """Launches the task with the `sky` of this machine. Its output goes to stderr.
 
     Raises:
-        NotInstalled: `sky` is missing. AccessError: there is no token. TrainingFailed: the task failed.
+        NotInstalled: `sky` is missing.
+        AccessError: there is no token.
+        TrainingFailed: `sky launch` failed.
     """
     sky = shutil.which("sky")
     if sky is None:
@@ -293,7 +295,7 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
             hint="hf auth login",
         )
     words = command(sky, name)
-    (folder / _LAUNCHED).touch()  # first: a launch that fails may have rented machines
+    (folder / _LAUNCHED).touch()  # before the launch, because a failed launch may have rented machines
     done = subprocess.run(words, cwd=folder, env=os.environ | {"HF_TOKEN": token}, stdout=2, check=False)
     if done.returncode != 0:
         raise TrainingFailed(
