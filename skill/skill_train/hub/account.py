@@ -16,16 +16,15 @@ class Account:
     """The account that the token on this machine belongs to, and its permissions."""
 
     state: str  # `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer)
-    # name, role: set for a valid token. The role is the Hub's word, such as `write` or `fineGrained`.
+    # name, role: set for a valid token. The role is the Hub's name for it, such as `write` or `fineGrained`.
     name: str = ""
     role: str = ""
     # can_write, can_run_jobs: whether the token has the permission anywhere; None if that is unknown
     can_write: bool | None = None
     can_run_jobs: bool | None = None
-    # the reason for `unchecked`, or for a text that is not a token; `status`: the status of the Hub's answer, if any
-    why: str = ""
-    status: int | None = None
-    orgs: tuple[str, ...] = ()  # names of the organisations of the owner
+    why: str = ""  # the reason for `unchecked`, or why the text is not a token
+    status: int | None = None  # the HTTP status of the Hub's answer, if it is neither 200 nor 401
+    orgs: tuple[str, ...] = ()  # the names of the owner's organisations
     # for a fine-grained token, `(user, organisation or repository, permissions)`; an empty name means everywhere
     scopes: tuple[tuple[str, frozenset[str]], ...] = ()
 
@@ -96,8 +95,8 @@ def token() -> str | None:
 
 
 def _account(answer: JsonObject) -> Account:
-    """The permissions of a token: a `write` token may do everything that its owner may, a `fineGrained` one what it
-    lists."""
+    """Reads the account and the token's permissions. A `write` token has all permissions of its owner. A `fineGrained`
+    token has the permissions that it lists."""
     token = (answer.get("auth") or {}).get("accessToken") or {}
     role, name = str(token.get("role") or ""), str(answer.get("name") or "")
     orgs = tuple(str(org.get("name")) for org in answer.get("orgs") or ())

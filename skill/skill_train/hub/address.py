@@ -1,4 +1,4 @@
-"""The address of the Hub, which a plan of local files asks for too. It loads no client."""
+"""The address of the Hub. A plan of local files needs it too, so this module does not load the Hub's client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 
 def endpoint() -> str:
-    """The address of the Hub, without a password. Read as huggingface_hub 2.4 reads it (constants.py), but without
-    importing it."""
+    """The address of the Hub, without a password. It is read as in huggingface_hub 2.4 (constants.py), without an
+    import."""
     staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
     address = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     parts = urlsplit(address.rstrip("/"))

@@ -1,4 +1,4 @@
-"""The only way to send a request to the Hub: with a limit on the total time, and every failure as one of our errors."""
+"""Sends all requests to the Hub, with a limit on the total time. Every failure becomes one of our errors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit itself
 QUESTION_SECONDS = 20.0  # for all requests of one question, even if a server sends a byte now and then
-STALLED_SECONDS = 60.0  # a transfer stops if it moves fewer bytes in this time than `session.AN_ANSWER`
-AT_WORK = 0.25  # a process that computes for this share of that time, such as a digest, is not stalled
-BLIND_SECONDS = 1800.0  # the same limit if hf_xet does not report its bytes
-TRIES, PAUSE_SECONDS = 4, 2.0  # of `patiently`; the pauses grow
+STALLED_SECONDS = 60.0  # a transfer is given up if it moves fewer than `session.AN_ANSWER` bytes in this time
+AT_WORK = 0.25  # the transfer is not stalled if the process computes, such as a digest, for this share of that time
+BLIND_SECONDS = 1800.0  # replaces `STALLED_SECONDS` if hf_xet does not report its bytes
+TRIES, PAUSE_SECONDS = 4, 2.0  # for `patiently`; the pauses grow
 _FILES = ("/api/resolve-cache/",)  # the Hub's path for small files of repositories
 
 
 def ask(resource: HubResource, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
-    """The answer to a request. Tells the user every ten seconds what it waits for.
+    """Runs `question` in another thread, and returns its answer. Tells the user every ten seconds what it waits for.
 
     Args:
         question: sends the requests.
-        seconds: the limit for all of them; None for files, which may take as long as bytes move.
+        seconds: the limit for all requests together; None for files, which may take as long as bytes move.
 
     Raises:
         UsageError: the repository or the revision does not exist.
@@ -57,13 +57,13 @@ def ask(resource: HubResource, question: Callable[[], Answer], *, seconds: float
 
 
 def _understandably(resource: HubResource, question: Callable[[], Answer]) -> Answer:
-    """The answer. Raises every failure as one of our errors, and counts the time of a temporary failure as waited in
-    vain."""
+    """Returns the answer of `question`. Every failure becomes one of our errors. The time of a temporary failure counts
+    as waited in vain."""
     started = time.monotonic()
     try:
         return question()
     except StillAsking:
-        raise  # its time was counted during the wait
+        raise  # `_in_time` has already counted its time
     except Temporary:
         waiting.in_vain(time.monotonic() - started)
         raise
@@ -81,18 +81,15 @@ def _understandably(resource: HubResource, question: Callable[[], Answer]) -> An
 
 
 def ask_here(resource: HubResource, question: Callable[[], Answer]) -> Answer:
-    """The answer to a request on this thread, such as the next line of a log, which may be silent for hours. Each of
-    its requests has its own limit.
-
-    Raises: as `ask`.
-    """
+    """Runs `question` in this thread, without a limit of the total time, and returns its answer. It is for answers that
+    may take hours, such as the next line of a log. Raises what `ask` raises."""
     prepare()
     return _understandably(resource, question)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:
-    """The answer to a request that may be sent again, repeated if its failure may pass. huggingface_hub 2.4 repeats
-    some requests itself, but not all."""
+    """Returns the answer of `question`, and repeats it after a temporary failure. The request must be safe to repeat.
+    huggingface_hub 2.4 itself repeats some requests, but not all."""
     for attempt in range(1, TRIES):
         try:
             return question()
@@ -105,7 +102,7 @@ def patiently(question: Callable[[], Answer]) -> Answer:
 
 
 def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
-    """The answer; None if the request fails with an error of this code, because there is no such thing."""
+    """Returns the answer of `question`, or None if it raises a UsageError with this code, such as `unknown_model`."""
     try:
         return question()
     except UsageError as error:
@@ -115,7 +112,7 @@ def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
 
 
 def api() -> Any:
-    """huggingface_hub's client, for a question that `ask` sends."""
+    """huggingface_hub's client, for use in a `question`."""
     from huggingface_hub import HfApi
 
     return HfApi()
@@ -127,8 +124,8 @@ def worth_asking_again(trouble: Temporary) -> bool:
 
 
 def _in_time(seconds: float | None, resource: HubResource, question: Callable[[], Answer]) -> Answer:
-    """The answer from another thread, which is abandoned when the time is up."""
-    from concurrent.futures import Future  # it loads logging, which `status` of a run here does not need
+    """Runs `question` in another thread, and abandons the thread when the time is up."""
+    from concurrent.futures import Future  # late, because it loads logging, which `status` of a local run does without
 
     answer: Future[Answer] = Future()
 
@@ -167,7 +164,7 @@ def _until_over(thread: threading.Thread, resource: HubResource, seconds: float)
 
 
 def _while_it_moves(thread: threading.Thread, resource: HubResource) -> None:
-    """Gives up a transfer that has stopped, but not one that is slow."""
+    """Waits for a transfer. Gives up if it has stopped, but not if it is slow."""
     traffic = session.TRAFFIC
     first = before = traffic.moved
     started = since = time.monotonic()
@@ -196,12 +193,13 @@ def prepare() -> None:
 
 
 def stay_here(response: Any) -> None:
-    """Refuses a redirect that would send a request's body, such as the token of a job, to another host, or that would
-    take the answer of another host for the Hub's. Files may come from any host that the Hub names, because their
-    requests carry nothing and their content is checked.
+    """Refuses a redirect to another host. The request's body, such as the token of a job, would go there, or its answer
+    would pass for the Hub's. Files may come from any host that the Hub names, because their requests contain no secret
+    and their content is checked.
 
     Raises:
-        UsageError: the request changes something. Temporary: the request only reads.
+        UsageError: the request changes something.
+        Temporary: the request only reads.
     """
     request = response.request
     if not response.has_redirect_location:

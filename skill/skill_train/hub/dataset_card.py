@@ -1,7 +1,6 @@
-"""Tells which files of a Hub dataset belong to which split: by its card, or else by the file names, as `datasets` 5.2
-decides.
+"""Finds the files of each split of a Hub dataset, by its card or else by the file names, as `datasets` 5.2 does.
 
-Pure: the caller has requested the card and the names. Source of the rules: datasets/data_files.py.
+Pure functions: the caller requests the card and the names. Source of the rules: datasets/data_files.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from skill_train.program.examples import PICTURES
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 KINDS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
-# Words in a file's or folder's name that make it a split.
+# By split, the words in the name of a file or folder that assign it to the split.
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -35,14 +34,14 @@ class Configuration:
 
     name: str
     files: Mapping[str, list[str]]  # the repository's data files by split
-    rows: Mapping[str, int]  # the number of rows by split as the card states it; empty if the card does not
+    rows: Mapping[str, int]  # the number of rows by split, from the card; empty if the card does not say
 
 
 def configuration(card: Mapping[str, Any], names: Iterable[str], *, chosen: str | None, dataset: str) -> Configuration:
-    """The configuration that the recipe names, or the only one, or the default of the card.
+    """The configuration `chosen` by the recipe, or else the only one, or else the card's default.
 
     Raises:
-        UsageError: there are several and the recipe names none, or the named one does not exist.
+        UsageError: `chosen` does not exist, or it is None and there are several without a default.
     """
     stated = {str(c["config_name"]): c for c in _dicts(card.get("configs")) if c.get("config_name")}
     infos = {str(i.get("config_name", "default")): i for i in _dicts(card.get("dataset_info"))}
@@ -66,10 +65,10 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, chosen: str 
 
 
 def split_files(chosen: Configuration, split: str, *, dataset: str) -> list[str]:
-    """The files of a split. `split` has no slice.
+    """The files of a split. `split` must not have a slice.
 
     Raises:
-        UsageError: the split does not exist, or no file can be read.
+        UsageError: the split does not exist, or the dataset has no data file of a known type.
     """
     if split in chosen.files:
         return chosen.files[split]
@@ -91,16 +90,16 @@ def split_files(chosen: Configuration, split: str, *, dataset: str) -> list[str]
 
 
 def has_pictures_beside(file: str, names: Iterable[str]) -> bool:
-    """Whether pictures lie in the folder of a file of rows, or below it, by the names of the files."""
+    """Whether `names` has pictures in the folder of a file of rows, or below it."""
     folder = "" if "/" not in file else f"{PurePosixPath(file).parent}/"
     return any(name.startswith(folder) and _PICTURE.fullmatch(name) for name in names)
 
 
 def sliced(split: str, rows: int) -> int:
-    """The rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` selects from a split of this size.
+    """The number of rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` selects from a split of `rows`.
 
     Raises:
-        UsageError: `datasets` reads the slice otherwise, or not at all.
+        UsageError: `datasets` reads the slice in another way, or refuses it.
     """
     _, start, end = parts(split)
     shares = [bound for bound in (start, end) if bound.endswith("%")]
@@ -116,7 +115,7 @@ def sliced(split: str, rows: int) -> int:
 
 
 def between(split: str, rows: int) -> int:
-    """The rows between the two ends of a slice, of which one may be a percentage and the other a number."""
+    """The number of rows in a slice of a split of `rows`. One end may be a percentage and the other a number."""
     _, start, end = parts(split)
     return max(0, _position(end, rows, rows) - _position(start, rows, 0))
 
@@ -195,7 +194,7 @@ def _glob(pattern: str) -> re.Pattern[str]:
 
 
 def _splits(files: list[str]) -> dict[str, list[str]]:
-    """The files by split: shards in `data/`, or else folders, or else file names; otherwise everything is `train`."""
+    """The files by split: by shards in `data/`, or else by folder names, or else by file names, or else all `train`."""
     shards: dict[str, list[str]] = {}
     for file in files:
         match = _SHARD.fullmatch(file)
@@ -206,7 +205,7 @@ def _splits(files: list[str]) -> dict[str, list[str]]:
 
 
 def _by_word(files: list[str], where: slice) -> dict[str, list[str]]:
-    """The files by the words in these parts of their paths."""
+    """The files by split, according to words in the parts `where` of their paths."""
     splits: dict[str, list[str]] = {}
     for split, words in _WORDS.items():
         pattern = re.compile(rf"(^|[-._ 0-9])({'|'.join(words)})($|[-._ 0-9])")

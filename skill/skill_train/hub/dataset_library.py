@@ -1,5 +1,5 @@
-"""Lets the training program's `datasets` library load a Hub dataset within the usual time limits, and raises every
-failure as one of our errors."""
+"""Loads a Hub dataset with the `datasets` library, as the training program does, but within the usual time limits.
+Every failure becomes one of our errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skill_train.hub.errors import HubResource, gated, no_revision, translated, 
 from skill_train.hub.repositories import check_access
 from skill_train.hub.session import offline
 
-SECONDS = 4.0  # for the one question of `promptly`
+SECONDS = 4.0  # limit of the single request of `promptly`
 
 
 @contextlib.contextmanager
@@ -41,8 +41,8 @@ def within_limits(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def promptly(name: str) -> Iterator[None]:
-    """As `within_limits`, for a dataset that the command can do without. The client tries a Hub that cannot be reached
-    six times, for at least 23 s. Here it is asked once, and without an answer only the cache is read.
+    """`within_limits` for a dataset that the command does not need. The client tries an unreachable Hub six times, for
+    at least 23 s. This function asks the Hub once, and reads only the cache if there is no answer.
 
     Raises:
         Temporary: the Hub does not answer, and the cache does not have the dataset.
@@ -76,7 +76,7 @@ def _cache_alone() -> Iterator[None]:
 
 
 def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
-    """The answer. Raises an error of the library as the error that caused it, or in our words."""
+    """Returns the answer of `question`. Replaces an error of the library by the error that caused it, or by our own."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     try:
@@ -107,8 +107,8 @@ def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
 
 
 def _cause(error: BaseException, resource: HubResource) -> BaseException | None:
-    """The first Hub error among the causes of this error, as one of ours. A file that is missing from the cache is not
-    a cause."""
+    """The first Hub error among the causes of an error, as one of our errors; None if there is none. A file that is
+    missing from the cache does not count."""
     cause = error.__cause__ or error.__context__
     while isinstance(cause, Exception):
         ours = translated(cause, resource)
@@ -119,7 +119,8 @@ def _cause(error: BaseException, resource: HubResource) -> BaseException | None:
 
 
 def _not_found(resource: HubResource, words: str) -> SkillTrainError:
-    """Recognises a missing split or configuration by the words of datasets 5.2, which hides the Hub's answer."""
+    """The error for a gated or unknown dataset, or an unknown revision. datasets 5.2 hides the Hub's answer, so its
+    message decides."""
     if "gated dataset" in words:
         return gated(resource)
     return no_revision(resource) if words.startswith("Revision") else unknown(resource)

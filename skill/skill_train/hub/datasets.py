@@ -1,4 +1,4 @@
-"""Facts of a Hub dataset without downloading it: rows, columns, the first rows, and the revision."""
+"""Reads facts of a Hub dataset without downloading all of it: rows, columns, the first rows, and the revision."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CONVERTED = "refs/convert/parquet"  # the revision with the Hub's own Parquet c
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the Hub, as far as it was read."""
+    """The facts and the first rows of a dataset on the Hub."""
 
     facts: DatasetFacts
     first: tuple[Row, ...]  # rows from the start of the split, in which tokens are counted
-    pictures: FirstPictures | None = None  # those of the rows; None where the model reads text
+    pictures: FirstPictures | None = None  # counts of the rows' pictures; None if the model reads only text
 
 
 def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool = False) -> HubDataset:
@@ -38,7 +38,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
 
     Args:
         find_format: finds the format of the rows.
-        pictures: the model reads them, so a file of rows with pictures beside it is read as one here.
+        pictures: the model reads pictures. A file of rows with pictures beside it is then read as a file.
 
     Raises:
         UsageError: the dataset, configuration or split does not exist; no file can be read; the columns are wrong;
@@ -95,14 +95,11 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
 
 
 def find_row_file(recipe: Recipe, *, pictures: bool) -> tuple[str, str] | None:
-    """The commit of a dataset and its file of rows, if it is a table, or has pictures beside it: then it is read as a
-    file here.
+    """The commit of a dataset and its file of rows, if training reads that file itself: a table, or a file with
+    pictures beside it. None if `datasets` reads the dataset. Raises what `inspect_dataset` raises.
 
     Args:
-        pictures: the model reads them.
-
-    Raises:
-        As `inspect_dataset`.
+        pictures: the model reads pictures.
     """
     files, configuration = ask(HubResource("dataset", recipe.data), lambda: _files(recipe))
     file = _row_file_of(recipe, files, configuration, pictures=pictures)
@@ -158,13 +155,13 @@ def _pictures_of_all(
 
 
 def _follows(split: str, rows: int, file: HubFile | None) -> bool:
-    """Whether the rows of a slice follow from those of its split; of `train[:500]` they do not. Of a file they are
-    those of the slice already."""
+    """Whether the number of rows in a slice depends on the number in its split; in `train[:500]` it does not. For a
+    file, `rows` already is the number in the slice."""
     return file is not None or dataset_card.sliced(split, rows) != dataset_card.sliced(split, 2 * rows)
 
 
 def _name_row_files(error: UsageError, files: SplitFiles) -> None:
-    """Names the files that a recipe can take, in the hint about a picture in a split of several files."""
+    """If a picture was not found in a split of several files, adds the names that `data_file` can have to the hint."""
     named = [name for name in files.names if name.endswith(dataset_card.ROW_FILES)]
     if error.code == "bad_picture" and len(named) > 1 and dataset_card.has_pictures_beside(named[0], files.sizes):
         more = f" and {len(named) - 4} more" if len(named) > 4 else ""
@@ -175,8 +172,8 @@ def _name_row_files(error: UsageError, files: SplitFiles) -> None:
 
 
 def _require_no_program(dataset: str, sizes: Collection[str]) -> None:
-    """Refuses what the training could not load: `datasets` 5 runs no program of a repository, and reads nothing else
-    of one that has it."""
+    """Refuses a dataset with a loading script. `datasets` 5 does not run scripts, and reads no other file of such a
+    repository."""
     program = f"{dataset.rpartition('/')[2]}.py"
     if program not in sizes:
         return

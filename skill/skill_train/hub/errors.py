@@ -1,4 +1,4 @@
-"""Translates errors of the Hub's client to ours: what was requested, what came back, and the next command."""
+"""Translates errors of the Hub's client to our errors, with the request, the answer and the next command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError
 
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
 _BROKEN = re.compile(r"Data integrity error:")
-_OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # hf_xet's runtime gives no further details
+_OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # hf_xet's runtime gives no more details
 _SYSTEM = re.compile(r"I/?O [Ee]rror:.*\(os error (\d+)\)")  # also from hf_xet, for a full disk [ran]
 # What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
 UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
@@ -24,16 +24,16 @@ GARBLED = "the token contains a character outside of ASCII"
 
 
 class StillAsking(Temporary):
-    """No answer in time. The request may still be running, so its effect may still happen."""
+    """There was no answer in time. The request may still be running, so it may still have an effect."""
 
 
 class OfflineMode(Temporary):
-    """The environment keeps the client from sending requests (`HF_HUB_OFFLINE`), so waiting does not help."""
+    """The client sends no requests because `HF_HUB_OFFLINE` is set, so waiting does not help."""
 
 
 @dataclass(frozen=True)
 class HubResource:
-    """What a request is about, for its messages."""
+    """The subject of a request, for error messages."""
 
     kind: str  # `model`, `dataset` or another noun
     name: str = ""  # the id on the Hub; empty if the request is not about a repository
@@ -43,14 +43,14 @@ class HubResource:
 
     @property
     def page(self) -> str:
-        """Its web address; empty if it has none, such as a job."""
+        """Its web address; empty if it is neither a model nor a dataset."""
         place = {"model": "", "dataset": "datasets/"}.get(self.kind)
         return "" if place is None else f"https://huggingface.co/{place}{self.name}"
 
 
 @contextlib.contextmanager
 def understood(resource: HubResource) -> Iterator[None]:
-    """Wraps the lines that read an answer: a missing part is the Hub's fault, not ours.
+    """Put this around lines that read an answer, because a missing part is the Hub's fault and not ours.
 
     Raises:
         Temporary: a key is missing, or a value has an unexpected type.
@@ -97,7 +97,7 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return unreachable(resource, _reason(cause or error))
     if isinstance(error, (json.JSONDecodeError, httpx2.InvalidURL, errors.FileMetadataError)):
-        return Temporary(  # no JSON, no metadata of the file, or a name that makes no address
+        return Temporary(  # the answer is not JSON, lacks the file's metadata, or has a name that makes no address
             f"the answer for {resource} did not come from the Hub",
             code="hub_error",
             got=_reason(error),
@@ -145,7 +145,7 @@ def _repository_error(error: BaseException, resource: HubResource) -> SkillTrain
     if isinstance(error, errors.GatedRepoError):
         return gated(resource)
     if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError, errors.HFValidationError)):
-        return unknown(resource)  # the last: the client asks for no repository of such a name
+        return unknown(resource)  # HFValidationError: the client refuses the name before a request
     if isinstance(error, errors.RevisionNotFoundError):
         return no_revision(resource)
     if isinstance(error, errors.SafetensorsParsingError):
@@ -227,7 +227,7 @@ def _refused(resource: HubResource) -> AccessError:
 
 
 def sign_in() -> str:
-    """The command that brings another token. A variable counts more than the token that it stores."""
+    """The command for signing in with another token. The variable HF_TOKEN takes precedence over a stored token."""
     return "unset HF_TOKEN && hf auth login" if os.environ.get("HF_TOKEN") else "hf auth login"
 
 
@@ -255,7 +255,7 @@ def _forbidden(resource: HubResource, message: str) -> AccessError:
 
 
 def _server_message(response: Any) -> str:
-    """The server's own message in one short line."""
+    """The server's own message in one line of at most 200 characters; empty if there is none."""
     words = response.headers.get("X-Error-Message") or ""
     if not words:
         with contextlib.suppress(ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
@@ -264,8 +264,7 @@ def _server_message(response: Any) -> str:
 
 
 def _disk_error(error: OSError, resource: HubResource) -> SkillTrainError:
-    """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
-    bucket are written elsewhere."""
+    """The error for an OSError: an incomplete file, a full disk or an unusable cache. Failed requests raise others."""
     if str(error).startswith("Consistency check failed"):  # the client's own words
         return Temporary(
             f"a file of {resource} arrived incomplete",
@@ -293,8 +292,8 @@ def _disk_error(error: OSError, resource: HubResource) -> SkillTrainError:
 
 
 def _store_error(error: Exception, resource: HubResource) -> SkillTrainError:
-    """Errors of hf_xet, which asks the Hub for a pass and then the file storage for bytes. A refusal by the Hub is
-    translated as such; a storage that rejects a valid pass has failed."""
+    """The error for a failure of hf_xet, which asks the Hub for an access token and then the file storage for bytes. A
+    refusal by the Hub is translated by its status. A storage that rejects a valid token counts as failed."""
     import httpx2
 
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))

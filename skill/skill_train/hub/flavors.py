@@ -34,22 +34,21 @@ def shipped() -> tuple[Flavor, ...]:
 
 
 def known_flavor(name: str | None) -> Flavor | None:
-    """What is known here of a flavor, without asking."""
+    """A flavor from the cache or the shipped table, without a request; None if neither has it."""
     return next((flavor for flavor in current(live=False)[0] if flavor.name == name), None)
 
 
 def usd_per_hour(name: str | None) -> float | None:
-    """The last known price of a flavor."""
+    """The last known price of a flavor; None if the flavor is unknown."""
     flavor = known_flavor(name)
     return None if flavor is None else flavor.usd_per_hour
 
 
 def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
-    """`(flavors, where they come from)`.
+    """The flavors, and a text that names their source and its date.
 
-    An answer of the Jobs API is cached and used for a day, for the Hub that gave it, because another Hub has other
-    prices. If the API cannot be asked, the newer one of that answer and the shipped table counts. The reason names the
-    source and its date.
+    An answer of the Jobs API is cached for a day. Each Hub has its own cache, because another Hub has other prices. If
+    the API cannot be asked, the cached answer or the shipped table counts, whichever is newer.
 
     Args:
         live: whether the Jobs API may be asked, for at most 3 seconds.
@@ -78,7 +77,7 @@ def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]
 
 
 def _in_bytes(row: JsonObject) -> JsonObject:
-    """A row of the shipped table, whose sizes are in GB."""
+    """Converts a row of the shipped table, whose sizes are in GB, to bytes."""
     return {
         name.replace("_gb", "_bytes"): value * _GB if name.endswith("_gb") and value is not None else value
         for name, value in row.items()

@@ -34,13 +34,12 @@ class Job(msgspec.Struct, frozen=True):
     message: str | None  # the Hub's sentence about the end of the job; only it contains the exit code
     flavor: str | None
     labels: dict[str, str]
-    # `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start
-    bucket: tuple[str, str] | None = None
+    bucket: tuple[str, str] | None = None  # `(bucket id, folder of the run)`; None if skill-train did not start the job
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    mounts: tuple[Mount, ...] = ()  # its other volumes
-    running_seconds: int | None = None  # by the Hub's clock, until now or its end; None if the Hub does not say
+    mounts: tuple[Mount, ...] = ()  # the other volumes
+    running_seconds: int | None = None  # the running time so far, by the Hub's clock; None if the Hub does not say
 
     @property
     def live(self) -> bool:
@@ -48,13 +47,13 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """Which job of its run it is, from 1. Labels can be changed on the Hub; one that is no number counts as 1."""
+        """The number of the job in its run, from 1. Labels can be edited on the Hub; an invalid one counts as 1."""
         attempt = self.labels.get("attempt", "")
         return int(attempt) if attempt.isdecimal() else 1
 
     @property
     def timeout_seconds(self) -> int | None:
-        """Its time limit by its label, because the client leaves that out (2.4); None for a job without the label."""
+        """The timeout, from a label, because huggingface_hub 2.4 does not return it; None without the label."""
         seconds = self.labels.get("timeout", "")
         return int(seconds) if seconds.isdecimal() else None
 
@@ -80,10 +79,8 @@ class BucketFile(msgspec.Struct, frozen=True):
 
 
 def upload(spec: JobSpec) -> tuple[str, str]:
-    """Uploads the program and the plan to a new folder in the bucket of the jobs; returns `(bucket, folder)`.
-
-    Raises: as `start`. No job exists after an error.
-    """
+    """Uploads the program and the plan to a new folder in the bucket of the jobs. Returns `(bucket, folder)`. Raises
+    what `start` raises, but no job exists then."""
     _token()
     bucket = bucket_of(spec.namespace)
     folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # the client names its folders in the same way
@@ -165,7 +162,7 @@ def cancel(namespace: str, job_id: str) -> None:
 
 
 def followed_log(namespace: str, job_id: str) -> Iterator[str]:
-    """The lines of a log as they come. A broken stream ends early or raises, so the caller has to count the lines."""
+    """The lines of a log, as the job writes them. A broken stream ends early or raises, so the caller counts lines."""
     iterator = iter(api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
@@ -175,11 +172,10 @@ def followed_log(namespace: str, job_id: str) -> Iterator[str]:
 
 
 def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = None) -> list[str]:
-    """The lines that exist now, or the last of them.
+    """The lines that exist now, or the last `tail` lines.
 
     Args:
-        live: the job has not ended, so its log may be silent. Such silence is no failure, and does not count as waited
-            in vain.
+        live: the job has not ended. Its log may then be silent, which is not a failure and not waited in vain.
     """
     lines: list[str] = []
 
@@ -197,10 +193,8 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
 
 
 def sync_data(folder: Path, mount_path: str, namespace: str, name: str) -> Mount:
-    """Uploads the files of a folder to the folder `name` in the bucket of the jobs, except those that it already has.
-
-    Raises: as `start`.
-    """
+    """Uploads the files of a folder to the folder `name` in the bucket of the jobs, except files that it already has.
+    Raises what `start` raises."""
     _token()
     bucket = bucket_of(namespace)
 
@@ -215,7 +209,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str) -> Mount
 
 
 def _with_other_bytes(bucket: str, folder: Path, name: str) -> list[str]:
-    """Files that have other bytes here. The client (2.4) compares only sizes and times."""
+    """The files in the bucket that differ from the local files. huggingface_hub 2.4 compares only sizes and times."""
     from hf_xet import hash_files
     from huggingface_hub.errors import BucketNotFoundError
 
@@ -236,10 +230,7 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
 
 
 def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
-    """Creates empty files in a bucket, and removes others.
-
-    Raises: as `start`.
-    """
+    """Creates empty files in a bucket, and removes others. Raises what `start` raises."""
     empty = [(b"", name) for name in add]
     ask(HubResource("bucket", bucket), lambda: api().batch_bucket_files(bucket, add=empty, delete=delete))
 
@@ -263,7 +254,7 @@ def bucket_of(namespace: str) -> str:
 
 
 def _volumes(spec: JobSpec, place: tuple[str, str]) -> list[Any]:
-    """The volumes of a job. The last one is its own folder."""
+    """The volumes of a job. The last one is the run's folder."""
     from huggingface_hub import Volume
 
     return [

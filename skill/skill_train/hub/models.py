@@ -27,19 +27,20 @@ from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
 _NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # copies of the same weights in other formats
-_FEW_SHARDS = 8  # most headers to request, one request each, if the Hub has not counted the parameters
+_FEW_SHARDS = 8  # the most headers to request, each with a request, if the Hub has not counted the parameters
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MINUTES = {"minute": 1, "hour": 60}
 
 
 def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) -> tuple[Path, str | None]:
-    """`(folder, commit)` of a model: a local folder, or a snapshot in the Hub cache, downloaded if needed.
+    """The folder and the commit of a model: a local folder (commit None), or a snapshot in the Hub cache, which is
+    downloaded if needed.
 
     Args:
-        files: the names of the files to fetch; without any, all files of the model.
+        files: the names of the files to fetch; all files of the model if empty.
 
     Raises:
-        UsageError: this is neither a folder nor a model on the Hub.
+        UsageError: `model` is neither a folder nor a model on the Hub.
         AccessError: the model is gated or private, or the token is refused.
         Temporary: the Hub cannot be reached and the model is not in the cache.
     """
@@ -56,9 +57,9 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
 
 
 def model_facts(model: str, revision: str | None = None) -> ModelFacts:
-    """The facts of a Hub model from its metadata, never from its weights.
+    """The facts of a Hub model, from its metadata and not from its weights.
 
-    If the Hub cannot be reached, they come from the snapshot in the cache.
+    If the Hub cannot be reached, the facts come from the snapshot in the cache.
 
     Raises:
         UsageError: the model or the revision does not exist, or cannot be trained: it has no config or no safetensors.
@@ -79,11 +80,10 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
 
 
 def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a Hub model by name, from the headers of its safetensors files.
+    """The shape of every tensor of a Hub model, by name, from the headers of its safetensors files.
 
-    Without the Hub the shapes come from the cache; they are empty if the cache lacks the weights.
-
-    Raises: as `model_facts`.
+    If the Hub cannot be reached, the shapes come from the cache; they are empty if the cache lacks the weights. Raises
+    what `model_facts` raises.
     """
 
     def question() -> dict[str, tuple[int, ...]]:
@@ -100,10 +100,7 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
 
 
 def model_file(model: str, name: str) -> Path:
-    """The path of a small file of a Hub model in the cache.
-
-    Raises: as `model_folder`.
-    """
+    """The path of a small file of a Hub model in the cache. Raises what `model_folder` raises."""
     return ask(HubResource("model", model), lambda: _file(model, name, None))
 
 
@@ -127,7 +124,7 @@ def live_flavors() -> tuple[Flavor, ...]:
 
 
 def check_id(model: str) -> None:
-    """Refuses an id that cannot exist on the Hub before any request."""
+    """Refuses an id that cannot exist on the Hub. Sends no request."""
     path = Path(model)
     if path.is_absolute() or model.startswith(".") or path.is_file() or not is_id(model):
         raise UsageError(
@@ -166,7 +163,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
 
 
 def _processor_files(model: str, commit: str, names: set[str]) -> dict[str, object]:
-    """The documents of the image processor by file name, each some hundred bytes."""
+    """The JSON documents of the image processor, by file name. Each has some hundred bytes."""
     folders = {_file(model, name, commit).parent for name in PROCESSOR_FILES if name in names}
     return {name: document for folder in folders for name, document in processor_files(folder).items()}
 
@@ -210,7 +207,7 @@ def _file(model: str, name: str, revision: str | None) -> Path:
 
 
 def _stored(model: str, info: Any, sizes: dict[str, int | None]) -> StoredWeights:
-    """The contents of the weight files: as the Hub counted them, or else from the headers of a few files."""
+    """The size and the numbers of weights by type: as the Hub counted them, or else from the headers of a few files."""
     used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
     known_sizes = [size for size in (sizes[name] for name in used) if size is not None]
     total = sum(known_sizes) if len(known_sizes) == len(used) else None
@@ -235,7 +232,7 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
 
 
 def tokenizer_settings(model: str, revision: str | None) -> Path | None:
-    """The folder in the Hub's cache with `tokenizer_config.json`; None where it cannot be read."""
+    """The folder with `tokenizer_config.json` in the Hub's cache; None if it cannot be fetched."""
     try:
         return ask(HubResource("model", model), lambda: _file(model, "tokenizer_config.json", revision)).parent
     except SkillTrainError:  # the training itself will need the file, and says what is wrong
@@ -255,9 +252,10 @@ def snapshot(model: str, revision: str | None) -> Path | None:
 
 
 def _flavor(hardware: Any) -> Flavor | None:
-    """One row of the Jobs API (huggingface_hub 2.4, JobHardwareInfo); None for one that cannot be understood or used.
+    """The flavor in a row of the Jobs API (huggingface_hub 2.4, JobHardwareInfo); None if it is unusable or unreadable.
 
-    The sizes are texts such as `16 GB`. The GPU memory is that of all GPUs together. The price is for a unit of time.
+    Sizes in the row are texts such as `16 GB`. `vram` is the memory of all GPUs together. The price is per minute or
+    per hour, by `unit_label`.
     """
     gpus = _amount(hardware.accelerator.quantity) if hardware.accelerator else 0
     memory = _bytes(hardware.accelerator.vram) if hardware.accelerator else 0
@@ -288,6 +286,6 @@ def _amount(text: str) -> int | None:
 
 
 def _bytes(text: str) -> int | None:
-    """The bytes of a text such as `16 GB`. A GB counts as 1e9 bytes, the smaller of its two meanings."""
+    """The bytes of a text such as `16 GB`. A GB counts as 1e9 bytes, which is less than a GiB."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
     return int(float(match[1]) * _UNITS[match[2]]) if match else None

@@ -1,4 +1,4 @@
-"""Repositories and buckets on the Hub: who may read and write them, and the upload of a dataset."""
+"""Checks access to repositories and buckets on the Hub, and uploads a dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skill_train.hub.errors import HubResource
 
 @dataclass(frozen=True)
 class Repository:
-    """An existing repository. `files` are paths in the revision that was asked for, or in its main branch."""
+    """An existing repository. `files` are the paths in the requested revision, or else in the main branch."""
 
     name: str
     private: bool
@@ -28,14 +28,15 @@ def check_access(kind: str, name: str, *, write: bool = False, seconds: float = 
     """Checks that the token can read the files of a model or dataset, or write to it.
 
     Raises:
-        UsageError: it does not exist or is private. AccessError: it is gated, or the token may not write. Temporary:
-            the Hub does not answer.
+        UsageError: the repository does not exist or is private.
+        AccessError: it is gated, or the token may not write.
+        Temporary: the Hub does not answer.
     """
     ask(HubResource(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
 
 
 def find(kind: str, name: str, revision: str | None = None) -> Repository | None:
-    """A model or dataset that the token can see; None if there is none."""
+    """Finds a model or dataset; None if there is none that the token can see, or it has no such revision."""
 
     def question() -> Repository:
         info = api().repo_info(name, repo_type=kind, revision=revision)
@@ -60,7 +61,7 @@ def bucket_is_private(name: str) -> bool | None:
 
 
 def or_other_kind(error: UsageError, resource: HubResource) -> UsageError:
-    """The error for an unknown model or dataset, or a better one if the id is that of the other kind."""
+    """Returns the error, or a better one if the unknown model is a dataset, or the unknown dataset a model."""
     kind, name = resource.kind, resource.name
     if error.code != f"unknown_{kind}":
         return error
@@ -79,7 +80,7 @@ def or_other_kind(error: UsageError, resource: HubResource) -> UsageError:
 
 
 def is_id(name: str) -> bool:
-    """Whether a text is `NAMESPACE/NAME` of characters that the Hub allows. The client asks for no other repository."""
+    """Whether a text is `NAMESPACE/NAME` with characters that the Hub allows. The client refuses any other name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -113,17 +114,17 @@ def require_none(repo: str, what: str, files: list[str]) -> None:
 
 
 def require_taken(repo: str, operations: Iterable[Any]) -> None:
-    """Refuses files that a .gitignore of the repository names: the client leaves them out of a commit without a word.
+    """Refuses files that the repository's .gitignore names, because the client silently leaves them out of a commit.
 
     Args:
-        operations: of which the client has asked.
+        operations: the client's operations after `preupload_lfs_files`, which marks the ignored files.
     """
     ignored = [each.path_in_repo for each in operations if getattr(each, "_should_ignore", False)]
     require_none(repo, "is in its .gitignore", ignored)
 
 
 def ask_taken(kind: str, repo: str, files: Iterable[str]) -> None:
-    """Asks whether the repository takes files of these names. An empty file is not sent."""
+    """Checks that the repository's .gitignore does not name these files. Uploads nothing."""
     from huggingface_hub import CommitOperationAdd
 
     asked = [CommitOperationAdd(file, b"") for file in sorted(files)]
@@ -132,11 +133,8 @@ def ask_taken(kind: str, repo: str, files: Iterable[str]) -> None:
 
 
 def upload_dataset(folder: Path, name: str) -> str:
-    """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
-    again.
-
-    Raises: as `check_access`, and UsageError if the repository leaves files out.
-    """
+    """Uploads the files of a folder to a private dataset. Returns the commit. Files that are already there are not sent
+    again. Raises what `check_access` raises, and UsageError if a .gitignore names one of the files."""
 
     def question() -> str:
         api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Sets up huggingface_hub for this package: a limit on each request, no output, and a count of all transferred bytes.
 
-Bytes are counted because a large file has no fixed time limit: its transfer is stopped when no more bytes move.
+The bytes are counted because the transfer of a large file has no fixed time limit. It is given up if no bytes move.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from skill_train.core.units import megabytes
 
 STREAM_SECONDS = 45.0  # the longest wait for the next byte; in a followed log the Hub sends one every 30 s
 PAUSE_SECONDS = 20.0  # the longest pause that the client may make because the Hub asks for one
-AN_ANSWER = 10_000  # an answer counts as so many bytes, however short it is
+AN_ANSWER = 10_000  # each answer counts as this many more bytes, because it may be short
 MOST_BYTES = 100_000_000  # limit of an answer, which is read into memory; files and followed logs have no limit
 # hf_xet sends its own requests to the store. Its default limits are 120 s for a read and 60 s to connect.
 _XET = {"HF_XET_CLIENT_READ_TIMEOUT": "20s", "HF_XET_CLIENT_CONNECT_TIMEOUT": "10s"}
@@ -30,7 +30,7 @@ _SHARDS = ("total_shard_validation_entries_completed", "total_shards_completed")
 
 @dataclass
 class Traffic:
-    """The traffic with the Hub. `moved`: bytes so far. `complete`: whether the bytes of hf_xet are included."""
+    """The traffic with the Hub. `moved` is the bytes so far. `complete` is False if the bytes of hf_xet are missing."""
 
     moved: int = 0
     complete: bool = True
@@ -43,7 +43,7 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
     """Sets huggingface_hub up, before its first request: no telemetry, no bars, and no request without a limit.
 
     Args:
-        request_seconds: to connect, to write, and for each read, unless the client sets another limit.
+        request_seconds: the limit to connect, to write, and for each read, unless the client sets another limit.
         refuse: checks each response before the client reads it.
     """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -53,7 +53,7 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
 
-    if not are_progress_bars_disabled():  # it was imported before
+    if not are_progress_bars_disabled():  # huggingface_hub was imported before
         disable_progress_bars()
 
     def client() -> Any:
@@ -81,7 +81,7 @@ def abort() -> None:
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Lets the client send no request: it reads its cache alone."""
+    """In the block, the client sends no requests and reads only its cache."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -137,7 +137,7 @@ def _too_long(most: float) -> Temporary:
 
 
 def _refuse_long_pause(response: Any) -> None:
-    """Limits the pause before a retry, because the client would sleep as long as the server says, even a day."""
+    """Raises an error instead of a long pause before a retry. The client would pause as long as the server says."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -152,7 +152,7 @@ def _refuse_long_pause(response: Any) -> None:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Passes the log of the client, which contains words of the server, through our console, which cleans them."""
+    """Sends the client's log to our console, which cleans the server's words in it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         waiting.tell(" ".join(record.getMessage().split()))

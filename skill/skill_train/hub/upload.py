@@ -1,5 +1,4 @@
-"""A push to a repository on the Hub: what is checked before anything is written, then large files, each once, then one
-commit with all files."""
+"""Pushes files to a repository on the Hub: checks first, then uploads large files one by one, then makes one commit."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ Answer = TypeVar("Answer")
 _CARD_BYTES = 300_000  # limit of a README.md: YAML is parsed at 100 kB a second, and the longest cards have 200 kB
 _WEIGHTS = (".gguf", ".safetensors")
 RECORDS = "skill-train"  # the folder of a push's records in the repository
-_ANNOUNCED_BYTES = 1_000_000  # a smaller file is uploaded before one could read about it
+_ANNOUNCED_BYTES = 1_000_000  # the smallest file whose upload is reported
 
 
 @dataclass(frozen=True)
 class PushFile:
-    """One file to push. `content` replaces the bytes of the local file; `changed` gives the reason. `stamp` is the
-    local file's size and time of change before it was compared with the records."""
+    """One file to push. `content` replaces the bytes of the local file, and `changed` says why. `stamp` is the local
+    file's size and modification time before it was compared with the records."""
 
     path: str
     source: Path | None
@@ -61,8 +60,7 @@ class Uploaded:
     created: bool  # the repository is new
     reused: bool  # the repository already had all files
     private: bool  # the repository is private. The visibility of an existing repository does not change.
-    # files of weights that the repository had before and that are not of this upload
-    other_weights: tuple[str, ...] = ()
+    other_weights: tuple[str, ...] = ()  # weight files in the repository that are not from this upload
 
 
 def licence_of(model: str) -> str | None:
@@ -76,7 +74,7 @@ def licence_of(model: str) -> str | None:
 
 
 def licence_in(folder: Path) -> str | None:
-    """The licence in the card of a model folder; None if there is no card or it names none."""
+    """The licence in the card of a model folder; None if the card is missing, unreadable or names none."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
@@ -102,7 +100,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         DecisionNeeded: the repository is public, and `private` was requested.
         AccessError: there is no token, or it may not write there.
         Temporary: there was no answer after several tries.
-        UsageError: a file changed while it was sent, or the repository does not take it.
+        UsageError: a file changed while it was sent, or the repository did not store it.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -115,7 +113,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         now = api().model_info(repo, timeout=8.0)
         if private and not now.private:
             raise public_refusal(repo)
-        old = {file.rfilename for file in now.siblings or ()} - names  # an earlier push's records are of other files
+        old = {file.rfilename for file in now.siblings or ()} - names  # records of an earlier push are removed
         gone = [CommitOperationDelete(name) for name in old if name.startswith(f"{RECORDS}/")]
         return api().create_commit(repo, operations + gone, commit_message=message)
 
@@ -146,7 +144,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
 
 
 def _has(there: Any, sent: Any) -> bool:
-    """Whether the Hub's file has the bytes of ours: their sha256, or for a file in git itself the digest of git."""
+    """Whether the Hub's file equals ours, by its sha256, or by git's digest if git itself stores the file."""
     if there is None or there.lfs:
         return there is not None and bool(there.lfs.sha256 == sent.upload_info.sha256.hex())
     with sent.as_file() as file:
@@ -172,8 +170,8 @@ class PushAccess(TypedDict):
 
 
 def check_push_access(repo: str, *, private: bool, warn: Warn) -> tuple[PushAccess, SkillTrainError | None]:
-    """The state of the push target, and the error with which the push would end. Warns about what could not be
-    checked."""
+    """The state of the push target, and the error that the push would raise; None if it would succeed. Warns if
+    something could not be checked."""
     access: PushAccess = {"account": None, "repository": None, "may_write": None}
     who = account.account()
     if who.state == "unchecked":
@@ -213,11 +211,7 @@ def _require_token(who: Account) -> None:
 
 
 def _may_create(who: Account, repo: str) -> bool | None:
-    """Whether the token may create this repository; None if the Hub does not say.
-
-    Raises:
-        AccessError: it may not.
-    """
+    """Whether the token may create this repository; None if the Hub does not say. Raises AccessError if it may not."""
     namespace = repo.split("/")[0]
     theirs = namespace not in (who.name, *who.orgs) and who.role != "fineGrained"
     may = who.may("repo.write", repo)

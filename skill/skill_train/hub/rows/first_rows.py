@@ -1,6 +1,8 @@
-"""Reads the rows at the start of a text file of which only the beginning is available, and makes those of a folder of
-pictures, as the `imagefolder` of `datasets` 5.2 does: a column `file_name`, or another that ends so, names files beside
-the table, and the rows have the pictures in a column of another name. Pure."""
+"""Reads the first rows from the start of a text file, and makes the rows of a folder of pictures. Pure functions.
+
+A folder of pictures is read as by the `imagefolder` of `datasets` 5.2. A column `file_name`, or one whose name ends
+with it, names files beside the table. The rows have the pictures themselves, in a column of another name.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from skill_train.program.pictures.locations import FILE_NAME, TABLES
 from skill_train.program.rows import CELL_CHARACTERS
 from skill_train.program.tables.shape import SIGN_SAID, records_of, require_no_space, require_quotes, sign_of, vote
 
-_ENDINGS = {"file_name": "image", "file_names": "images"}  # and the column's name where it is no more than that
+_ENDINGS = {"file_name": "image", "file_names": "images"}  # and the new name of a column that is called only that
 
 
 def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
-    """The rows in these bytes, each behind its line in the file, or behind its number where rows are not lines.
+    """The rows in these bytes, each with its line in the file, or with its number if rows are not lines.
 
     Args:
         data: the file, or its start.
@@ -35,7 +37,7 @@ def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
     text = _text(data, name, whole=whole)
     kind = name.rsplit(".", 1)[-1]
     if kind == "json" and text.lstrip().startswith("["):
-        if whole:  # also what follows its rows: training reads all of it
+        if whole:  # checks the text after the rows too, because training reads all of it
             try:
                 json.loads(text)
             except (ValueError, RecursionError) as error:
@@ -155,10 +157,10 @@ def is_picture_table(names: list[str]) -> bool:
 
 
 def picture_names(row: Row, table: str, where: str) -> Iterator[str]:
-    """The files that a row names, as the repository calls them.
+    """The paths in the repository of the files that a row names.
 
     Raises:
-        UsageError: a name leaves the folder of the table.
+        UsageError: a name leads out of the table's folder.
     """
     for column, value in row.items():
         if FILE_NAME.fullmatch(column):
@@ -175,7 +177,7 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
         read: the content of a file of the repository.
 
     Raises:
-        UsageError: a name leaves the folder of the table, or two columns get one name.
+        UsageError: a name leads out of the table's folder, or two columns get the same name.
     """
 
     def picture(name: Any) -> Row:

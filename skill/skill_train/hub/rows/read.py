@@ -1,4 +1,4 @@
-"""Reads the first rows of a split on the Hub: of Parquet, of text files, of a folder of pictures."""
+"""Reads the first rows of a split on the Hub, from Parquet, text files or a folder of pictures."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from skill_train.program.tables.columns import as_written
 from skill_train.recipe.fields import Recipe
 
 SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
-_START_BYTES = 512_000  # of a larger one
-_MORE = 7  # times as many as were read, where they hold no whole row
-_MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
-_MOST_PICTURE_BYTES = 320_000_000  # the same, where rows hold pictures: datasets writes them in pieces of 100 rows
-PICTURE_ROWS_BYTES = 16_000_000  # of such rows
-PICTURE_ROWS = 16  # of pictures in files: each is a request
+_START_BYTES = 512_000  # read from the start of a larger file
+_MORE = 7  # if the start has no whole row, this many times as many bytes are read in addition
+_MOST_BYTES = 32_000_000  # limit of all bytes that are read to inspect one dataset
+_MOST_PICTURE_BYTES = 320_000_000  # this limit if rows hold pictures: datasets writes them in pieces of 100 rows
+PICTURE_ROWS_BYTES = 16_000_000  # limit of the rows with pictures
+PICTURE_ROWS = 16  # the most rows with pictures in files, because each picture is a request
 FIRST_ROWS = 200
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
 
 
 class ReadRows(NamedTuple):
-    """The rows that were read."""
+    """The first rows of a split."""
 
-    total: int  # the rows of the split; `basis`: how their number was determined
-    basis: str
-    numbered: list[tuple[int, Row]]  # from the start of the split, each behind its line in its file
-    whole: bool  # these are all rows
-    estimated: bool = False  # whether `total` is no count, and no statement of the card
+    total: int  # the number of rows in the split
+    basis: str  # how `total` was determined
+    numbered: list[tuple[int, Row]]  # the rows that were read, each with its line in its file
+    whole: bool  # `numbered` has all rows
+    estimated: bool = False  # `total` is neither counted nor stated in the card
 
     @property
     def rows(self) -> list[Row]:
@@ -46,11 +46,11 @@ class ReadRows(NamedTuple):
 
 
 def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> ReadRows:
-    """The rows at the start of a split.
+    """Reads the rows at the start of a split.
 
     Raises:
-        UsageError: they cannot be read, or are too large.
-        NotInstalled: they are in Parquet and pyarrow is missing.
+        UsageError: the rows cannot be read, or are too large.
+        NotInstalled: the rows are in Parquet and pyarrow is missing.
     """
     budget = ByteBudget(_MOST_BYTES)
     stated = configuration.rows.get(dataset_card.parts(recipe.split)[0])
@@ -63,7 +63,7 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
     name = next(name for name in files.names if files.sizes[name])
     start, numbered = b"", list[tuple[int, Row]]()
     while not numbered and len(start) < files.sizes[name]:
-        more = _MORE * len(start) or _START_BYTES  # while the first row goes on
+        more = _MORE * len(start) or _START_BYTES  # until the first row is whole
         start += budget.read(files, name, len(start), min(more, files.sizes[name] - len(start)))
         numbered = first_rows.numbered(start, name, whole=len(start) == files.sizes[name])
     if stated is not None:
@@ -109,7 +109,7 @@ def _parquet_rows(recipe: Recipe, files: SplitFiles, stated: int | None, budget:
 
     def opened(name: str) -> Any:
         remote = pyarrow.PythonFile(RemoteFile(files, name, budget), mode="r")
-        # Pages as they are needed: with pyarrow's own choice, 200 rows cost all columns of 100,000.
+        # Reads single pages. With pyarrow's defaults, 200 rows would cost the bytes of 100,000 rows.
         file = parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
         if any(_holds_bytes(field.type) for field in file.schema_arrow):
             budget.most = _MOST_PICTURE_BYTES
@@ -134,7 +134,7 @@ def _parquet_rows(recipe: Recipe, files: SplitFiles, stated: int | None, budget:
 
 
 def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> ReadRows:
-    """The first rows, and the number of all. `stated` is that of the card."""
+    """The first rows, and the number of all rows from the files' footers. `stated` is the number in the card."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_first_rows(first_file.metadata), use_threads=False), None)
     rows = as_written(batch.to_pylist(), batch.schema) if batch is not None else []
@@ -151,14 +151,14 @@ def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], 
 
 
 def _first_rows(footer: Any) -> int:
-    """How many rows to look at: fewer where they are large."""
+    """How many rows to read: fewer if they are large."""
     bytes_of_all = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
     mean = int(bytes_of_all // max(1, footer.num_rows))
     return max(1, min(FIRST_ROWS, PICTURE_ROWS_BYTES // max(1, mean)))
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Whether a column of Arrow holds files, as the Image feature of `datasets` does, or lists of them."""
+    """Whether an Arrow type holds bytes, as in the Image feature of `datasets`, or lists of them."""
     import pyarrow
 
     if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):

@@ -1,4 +1,4 @@
-"""Parts of the files of a dataset on the Hub, up to a limit of bytes."""
+"""Reads parts of a dataset's files on the Hub, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SplitFiles:
 
     dataset: str
     commit: str  # the commit of the dataset
-    revision: str  # the revision with the files: that commit, or the Hub's Parquet copy
+    revision: str  # the revision with the files: `commit`, or the Hub's Parquet copy
     names: list[str]
     sizes: dict[str, int]
 
@@ -36,10 +36,10 @@ class ByteBudget:
         self.read_bytes = 0
 
     def read(self, files: SplitFiles, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file.
+        """Reads bytes of a file. `length` None reads up to its end.
 
         Raises:
-            UsageError: the rows are so large that reading the first ones takes too many bytes.
+            UsageError: the limit is exceeded, because the first rows are too large.
         """
         size = files.sizes[name] - start if length is None else length
         self.read_bytes += size
@@ -74,7 +74,7 @@ def _range_of(files: SplitFiles, name: str, start: int, length: int) -> bytes:
 
 
 class RemoteFile(io.RawIOBase):
-    """A Hub file in which pyarrow can seek; each read is one request."""
+    """A file on the Hub in which pyarrow can seek. Each read is one request."""
 
     def __init__(self, files: SplitFiles, name: str, budget: ByteBudget) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A file of rows on the Hub with pictures beside it: read as a file in a folder here, as training reads it."""
+"""Reads a file of rows on the Hub, such as one with pictures beside it, as training reads it: as a local file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from skill_train.recipe.fields import Recipe
 
 
 def chosen(recipe: Recipe, files: SplitFiles, *, pictures: bool) -> HubFile | None:
-    """The file that the recipe names, or the only one of the split if it is a table, of which `datasets` makes other
-    values (numbers, and nothing of `NA`), or if pictures lie beside it by their names. None for any other dataset,
-    which `datasets` reads.
+    """The file that is read as a local file; None if `datasets` reads the dataset.
+
+    It is the file that the recipe names. Or it is the only file of the split, if it is a table or has pictures beside
+    it. `datasets` would change the values of a table: texts become numbers, and `NA` becomes nothing.
 
     Args:
-        pictures: the model reads them.
+        pictures: the model reads pictures.
     """
     [name, *others] = files.names
     own = not others and files.revision == files.commit and name.endswith(dataset_card.ROW_FILES)
@@ -36,20 +37,20 @@ def chosen(recipe: Recipe, files: SplitFiles, *, pictures: bool) -> HubFile | No
 
 
 def is_image_folder(files: SplitFiles, read: ReadRows) -> bool:
-    """Whether the rows are those of a table that `datasets` reads as an imagefolder."""
+    """Whether `datasets` reads the files as an imagefolder: they are tables of pictures with a `file_name` column."""
     tables = first_rows.is_picture_table(files.names)
     return tables and bool(read.numbered) and any(map(FILE_NAME.fullmatch, read.numbered[0][1]))
 
 
 def read_file(recipe: Recipe, file: HubFile, files: SplitFiles, configuration: Configuration) -> ReadRows:
-    """The rows at the start of a file of rows, and of its slice where that is known. A small file is read whole.
+    """Reads the rows at the start of a file, and selects the recipe's slice if possible. A small file is read whole.
 
     Raises:
-        UsageError: a row cannot be read, or a file has no such slice.
+        UsageError: a row cannot be read, or the slice is not supported for files.
     """
     with refusals():
         read = first_of(recipe, files, configuration) if files.parquet or files.bytes > SMALL_BYTES else _all_of(file)
-        sliced = list(iter_slice(iter(read.numbered), recipe.split))  # refuses a slice that no file has
+        sliced = list(iter_slice(iter(read.numbered), recipe.split))  # refuses a slice that files do not support
     if read.whole:
         return read._replace(total=len(sliced), numbered=sliced)
     total = dataset_card.between(recipe.split, read.total)
@@ -68,11 +69,11 @@ def _all_of(file: HubFile) -> ReadRows:
 def rows_to_show(
     read: ReadRows, columns: dict[str, str], files: SplitFiles, file: HubFile | None
 ) -> list[tuple[int, Row]]:
-    """The rows in which text and pictures are measured: the first ones, and the first ones with pictures. Pictures
-    beside a file of rows are requests, so only a few of those rows are taken.
+    """The rows in which text and pictures are measured: the first rows, and the first rows with pictures. A picture
+    beside a file of rows needs a request, so only a few rows with such pictures are taken.
 
     Args:
-        columns: of the format, with that of the pictures.
+        columns: the columns of the format, with the column of the pictures.
     """
     rows, pictures, size = list[tuple[int, Row]](), 0, 0
     for number, (line, row) in enumerate(read.numbered):
@@ -87,17 +88,17 @@ def rows_to_show(
 
 
 def bring_pictures(numbered: list[tuple[int, Row]], columns: dict[str, str], file: HubFile) -> None:
-    """Brings the pictures of these rows to the cache.
+    """Downloads the pictures of these rows to the cache.
 
     Raises:
-        UsageError, AccessError, Temporary: the Hub does not give them.
+        UsageError, AccessError, Temporary: a picture cannot be downloaded.
     """
     with refusals():
         bring_files(file, [name for _, row in numbered for name in names_of(row, columns, file)])
 
 
 def pictures_of(row: Row, columns: dict[str, str]) -> list[PictureSource]:
-    """The pictures of a row; none of a row that the format refuses."""
+    """The pictures of a row; empty if the format refuses the row."""
     try:
         return lift_pictures(row, columns)[1]
     except Refused:
@@ -105,6 +106,6 @@ def pictures_of(row: Row, columns: dict[str, str]) -> list[PictureSource]:
 
 
 def names_of(row: Row, columns: dict[str, str], file: HubFile) -> list[str]:
-    """The files of the repository that the pictures of a row are."""
+    """The paths in the repository of a row's pictures."""
     paths = map(picture_path, pictures_of(row, columns))
     return [file.beside(path) for path in paths if path is not None]
