@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from skill_train.estimate.artifacts import convert_bytes, disk_bytes, merge_bytes, verify_bytes
 from skill_train.estimate.fit import estimated_file
-from skill_train.estimate.modules import adapter_parameters
+from skill_train.estimate.modules import EMBEDDINGS, HEADS, adapter_parameters
 from skill_train.estimate.step import Part, Range
 from skill_train.estimate.targets import TargetDevice, machine_target
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.places import QUANTS, Candidate, by_price
 from skill_train.run.plan_record import Estimate, EstimatePart, Estimates, FileEstimate, Offer, Prices
 
@@ -26,7 +27,9 @@ def estimates(
         plain: the adapter consists of A and B only.
     """
     step, here = chosen.fit.step, machine_target(machine)
-    counted = not (step.full or step.tower_trains or step.projector_trains)  # those on the vision part have no formula
+    usual = model.model_type in TARGETS  # its modules have usual widths; those of the vision part have no formula
+    counted = usual or all(name in (*model.linear_sizes, *EMBEDDINGS, *HEADS) for name in step.target_modules)
+    counted = counted and not (step.full or step.tower_trains or step.projector_trains)
     adapter = adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora) if counted else 0
     return Estimates(
         memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),

@@ -94,7 +94,8 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Estimate
     seconds_parts: list[EstimatePart] = []
     cost_usd: Estimate
-    adapter_parameters: int | None = None  # None if every weight trains, or the vision part has adapters
+    # None if every weight trains, if adapters lie on the vision part, or if the width of a target is unknown
+    adapter_parameters: int | None = None
     merge_bytes: Estimate
     convert_bytes: Estimate
     verify_bytes: Estimate
