@@ -560,6 +560,26 @@ def test_how_fast_and_by_what_it_trains(values: dict[str, Any], rate: float, opt
     assert any(reason["rule"] == "learning_rate" for reason in plan["reasons"]) is ("learning_rate" not in values)
 
 
+@pytest.mark.parametrize("optim", ["sgd", "adafactor", "adamw_torch", None])
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_fields_of_adamw_that_another_optimizer_does_not_read_are_told(optim: str | None, tuning: str) -> None:
+    values = {"optim": optim, "finetuning_type": tuning, "adam_beta1": 0.8, "adam_epsilon": 1e-8}  # the last is usual
+    reasons = _plan(machine=A100, **values)["reasons"]
+    told = [each["because"] for each in reasons if each["rule"] == "optim" and "adam_" in each["because"]]
+    assert told == (["it does not read adam_beta1"] if optim in ("sgd", "adafactor") else [])
+
+
+def test_an_adapter_on_layers_of_unknown_width_is_not_counted() -> None:
+    """Without the headers of its weights only the layers of listed families have known widths."""
+    unlisted = msgspec.structs.replace(MODEL, model_type="lfm2")
+    assert _plan(model=unlisted, target_modules=["in_proj"])["estimates"]["adapter_parameters"] is None
+    known = msgspec.structs.replace(unlisted, linear_sizes={"in_proj": (2, 20, 60)})
+    assert _plan(model=known, target_modules=["in_proj"])["estimates"]["adapter_parameters"] == 16 * 80
+    sized = msgspec.structs.replace(MODEL, intermediate_size=4864)
+    listed = _plan(model=sized, target_modules=["q_proj", "gate_proj"])["estimates"]["adapter_parameters"]
+    assert listed == 24 * 16 * (896 + 896 + 896 + 4864)
+
+
 def test_full_fine_tuning_has_nothing_to_merge() -> None:
     estimates = _plan(machine=A100, finetuning_type="full")["estimates"]
     assert (estimates["merge_bytes"]["low"], estimates["merge_bytes"]["basis"]) == (None, "nothing to merge")

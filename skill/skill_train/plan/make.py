@@ -32,7 +32,7 @@ from skill_train.plan.places import Candidate
 from skill_train.plan.refusals import require_adaptable, require_feedable, require_full_precision, require_positions
 from skill_train.plan.where import decide
 from skill_train.program.plan import held_out_count
-from skill_train.recipe.fields import ALL_LINEAR, FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
+from skill_train.recipe.fields import ALL_LINEAR, FIELDS, NOT_HASHED, OF_ADAMW, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
@@ -303,6 +303,9 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[st
     Regret"; Schulman et al. 2025 measured about that factor).
     """
     full = recipe.finetuning_type == "full"
+    changed = [key for key in OF_ADAMW if getattr(recipe, key) != FIELDS[key].default]
+    if changed and "adamw" not in (recipe.optim or "adamw_torch"):
+        _because(reasons, "optim", recipe.optim, f"it does not read {', '.join(changed)}", "transformers")
     rate = recipe.learning_rate or (2e-5 if full else 2e-4)
     if recipe.learning_rate is None:
         why = "the usual one where every weight trains" if full else "the usual one for adapters"

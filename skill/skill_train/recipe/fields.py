@@ -32,6 +32,7 @@ OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "page
 ALL_LINEAR = ["all-linear"]  # PEFT's word for every linear layer
 # Fields that full fine-tuning ignores.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
+OF_ADAMW = ("adam_beta1", "adam_beta2", "adam_epsilon")  # which the other optimizers do not read
 LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
 SCORES = ("exact", "regex", "json")
