@@ -443,3 +443,9 @@ def test_a_bound_on_the_rows_says_whether_it_was_counted(longest: int, counted: 
     """A row that is cut has as many tokens as the limit, whoever counts."""
     here: Any = SimpleNamespace(fit=SimpleNamespace(step=SimpleNamespace(length=longest)))
     assert said in rubric._length(1024, here, counted).because
+
+
+def test_a_slow_file_writes_more_than_no_token() -> None:
+    files = decided("gemma-2-27b", "m1_8gb", max_length=131_072)["estimates"]["files"]
+    speed = next(file["tokens_per_second"] for file in files if file["quant"] == "f16")
+    assert 0.3 < speed["low"] < 0.6 < speed["high"] < 1.5  # 54 GB at 68 GB/s, and a cache of half as much

@@ -12,7 +12,7 @@ import msgspec
 from skill_train.commands._command import DEFAULT_CONTEXT, Number, Whole, option
 from skill_train.commands._drawing import rich_table
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
-from skill_train.core.units import gigabytes, megabytes
+from skill_train.core.units import gigabytes, megabytes, speed
 from skill_train.estimate.artifacts import BITS
 from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose, estimated_file, i_quants_to_try
 from skill_train.estimate.step import Range
@@ -222,4 +222,4 @@ def _sizes(ends: list[float] | None) -> str:
 
 
 def _rates(ends: list[float] | None) -> str:
-    return "unknown" if ends is None else f"{ends[0]:,.0f} to {ends[1]:,.0f}"
+    return "unknown" if ends is None else " to ".join(map(speed, ends))

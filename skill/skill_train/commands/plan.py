@@ -43,7 +43,7 @@ from skill_train.commands._planning import (
 )
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
-from skill_train.core.units import dollars, duration, megabytes, size
+from skill_train.core.units import dollars, duration, megabytes, size, speed
 from skill_train.plan.few_steps import few_steps
 from skill_train.plan.file import require_free
 from skill_train.plan.placement import Choices
@@ -304,7 +304,7 @@ def _estimates_table(estimates: Estimates) -> Any:
     for file in estimates.files:
         table.add_row(f"{file.quant} file", *_ends(file.bytes, size))
         table.add_row(f"{file.quant} memory to run", *_ends(file.memory_bytes, size))
-        table.add_row(f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
+        table.add_row(f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, speed))
     return table
 
 

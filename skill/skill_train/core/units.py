@@ -45,3 +45,8 @@ def enough_megabytes(count: int) -> str:
 def size(count: float) -> str:
     """`1.50 GB`, or `15.0 MB` below 0.1 GB."""
     return gigabytes(count, 2) if count >= 1e8 else megabytes(count)
+
+
+def speed(rate: float) -> str:
+    """`1,234` tokens a second, and `0.4` below ten."""
+    return f"{rate:,.{int(rate < 10)}f}"

@@ -55,7 +55,7 @@ def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int, pictu
         quant=quant,
         bytes=_range(file.bytes, "the parameters are unknown"),
         memory_bytes=_range(file.memory, "the model's shape is unknown"),
-        tokens_per_second=_range(file.speed, "its memory bandwidth is unknown"),
+        tokens_per_second=_range(file.speed, "its memory bandwidth is unknown", digits=1),
     )
 
 
@@ -84,10 +84,10 @@ def _dollars(candidate: Candidate) -> Estimate:
     return Estimate(round(cost.low, 3), round(cost.high, 3), cost.basis)
 
 
-def _range(value: Range | None, unknown: str) -> Estimate:
-    return (
-        Estimate(None, None, unknown) if value is None else Estimate(round(value.low), round(value.high), value.basis)
-    )
+def _range(value: Range | None, unknown: str, digits: int | None = None) -> Estimate:
+    if value is None:
+        return Estimate(None, None, unknown)
+    return Estimate(round(value.low, digits), round(value.high, digits), value.basis)
 
 
 def _parts(parts: tuple[Part, ...]) -> list[EstimatePart]:
