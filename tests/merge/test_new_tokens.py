@@ -178,6 +178,75 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     assert (refused.value.code, refused.value.expected) == ("bad_adapter", f"{one!r}, as in {base}")
 
 
+def test_a_vocabulary_that_was_extended_itself(tmp_path: Path) -> None:
+    """As in Chinese LLaMA: the new token is one of the vocabulary's own pieces, and no added one."""
+    base, first = tiny.cached("llama-spm"), LAST["llama-spm"]
+    with_own_pieces(base, tmp_path / "adapter", {"qz": first}, rows=first + 1)
+    record = merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
+    merged = tmp_path / "merged"
+    assert record["warned"] == [] and "tokenizer.json" in record["changes"]["from_adapter"]
+    assert not (merged / "tokenizer.model").exists()  # the base's, which lacks the piece
+
+    from transformers import AutoTokenizer
+
+    assert first in AutoTokenizer.from_pretrained(str(merged))("(qz)").input_ids
+    assert converted(merged, tmp_path).fields["tokenizer.ggml.tokens"].contents()[first] == "qz"
+
+
+def test_a_vocabulary_in_another_order(tmp_path: Path) -> None:
+    """Its embedding was trained whole for it. Of the base's tokenizer no text would lead to its rows."""
+    base = tiny.cached("gemma")
+    own = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
+    with_own_pieces(base, tmp_path / "adapter", {"q": own["z"], "z": own["q"]}, rows=640)
+    merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
+    merged = json.loads((tmp_path / "merged" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert (merged["q"], merged["z"]) == (own["z"], own["q"])
+
+
+def test_fewer_rows_than_tokens(tmp_path: Path) -> None:
+    base = tiny.cached("gemma")
+    with_own_pieces(base, tmp_path / "adapter", {}, rows=600)
+    with pytest.raises(UsageError, match="fewer rows than the base's tokenizer has tokens") as refused:
+        merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
+    assert (refused.value.code, refused.value.got) == ("bad_adapter", "600 rows, and a token with the id 639")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_another_sentencepiece_model(tmp_path: Path) -> None:
+    base = tiny.cached("gemma")
+    with_own_pieces(base, tmp_path / "adapter", {}, rows=640)
+    (tmp_path / "adapter" / "tokenizer.json").unlink()
+    (tmp_path / "adapter" / "tokenizer.model").write_bytes(b"of others")
+    said = merging.run(base, tmp_path / "adapter", tmp_path, rows=[])["said"]
+    assert said == [
+        (
+            "tokenizer_differs",
+            "the adapter's folder has another tokenizer.model than the merged model, which keeps the base's",
+        )
+    ]
+
+
+def with_own_pieces(base: Path, folder: Path, pieces: dict[str, int], *, rows: int) -> None:
+    """An adapter with a whole embedding of so many rows, and the base's tokenizer with these ids of pieces."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    whole = ["embed_tokens"] if model.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
+    config = LoraConfig(r=4, target_modules=["o_proj"], modules_to_save=whole, task_type="CAUSAL_LM")
+    trained = get_peft_model(model, config)
+    with torch.no_grad():
+        for weight in (weight for weight in trained.parameters() if weight.requires_grad):
+            weight.add_(0.05 * torch.randn(weight.shape))
+    trained.save_pretrained(str(folder))
+    shutil.copyfile(base / "tokenizer_config.json", folder / "tokenizer_config.json")
+    document = json.loads((base / "tokenizer.json").read_text())
+    document["model"]["merges"] += [list(piece) for piece in pieces if len(piece) == 2]
+    document["model"]["vocab"] |= pieces
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+
+
 def test_resized_rows_and_no_tokenizer(tmp_path: Path) -> None:
     """A chat template beside the adapter is no tokenizer."""
     base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))

@@ -321,8 +321,9 @@ def _new_vocabulary(rows: set[int]) -> int:
     return rows.pop()
 
 
-def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
-    """The rows of the merged model's embedding (None if its name is unknown), and whether it was trained whole.
+def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool, bool]:
+    """The rows of the merged model's embedding, None if its name is unknown; whether it was trained whole; and whether
+    the base has more.
 
     Raises:
         UsageError: the adapter has new rows for only one of embedding and head, and the base does not tie them.
@@ -334,7 +335,8 @@ def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
         _new_vocabulary(set().union(*after))
     counts = saved[0] or saved[1] or sides[0]
     whole = any(_last_module(name) in _EMBEDDINGS for name in adapter.replaced.keys() - adapter.shared)
-    return (next(iter(counts)) if len(counts) == 1 else None), whole
+    rows = next(iter(counts)) if len(counts) == 1 else None
+    return rows, whole, rows is not None and rows < max(sides[0], default=0)
 
 
 def _rows(tensors: dict[str, StoredTensor], kind: tuple[str, ...]) -> set[int]:

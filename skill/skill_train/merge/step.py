@@ -312,8 +312,8 @@ def _fitting_plan(base: Base, adapter: Adapter) -> _Planned:
     base = with_names(base, adapter)
     adapter = as_stored(adapter, base)
     plan, reasons = _plan(base, adapter)
-    rows, whole = vocabulary_rows(base, adapter)
-    require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
+    rows, whole, fewer = vocabulary_rows(base, adapter)
+    require_rows(base.folder, adapter.folder, rows, trained_whole=whole, fewer=fewer)
     return _Planned(base, adapter, plan, reasons)
 
 
@@ -374,8 +374,10 @@ def _write(
             changes = write_shards(base, planned.plan, Target(part, kind), progress, pool, compare).changes()
     changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     changes["config"] = write_config(base.folder, part, config, dtype)
-    if "vocab_size" in changes["config"] and not {*changes["from_adapter"]} & {*TOKENIZER}:
-        warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
+    tokenizer = {*changes["from_adapter"]} & {*TOKENIZER} or (adapter.folder / "tokenizer.json").is_file()
+    if "vocab_size" in changes["config"] and not tokenizer:
+        lacks = "the adapter resizes the vocabulary, but its folder has no tokenizer.json for it"
+        warn("resized_without_tokenizer", lacks)
     return changes, comparison
 
 

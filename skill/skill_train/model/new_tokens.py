@@ -34,12 +34,16 @@ _OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only", "tokenizer_clas
 
 
 def new_tokens(base: Path, adapter: Path) -> dict[int, str]:
-    """The text by id of each added token that the adapter's tokenizer has and the base's does not."""
+    """The text by id of each token that the adapter's tokenizer has and the base's does not: an added one, or one of
+    its vocabulary where the base's can be read."""
     pairs = ((adapter / name, base / name) for name in TOKENIZER if (adapter / name).is_file())
     if all(other.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs):
         return {}  # avoids reading a tokenizer: one of 150,000 tokens takes 80 MB
-    new = set(_added_tokens(adapter)) - set(_added_tokens(base))
-    return dict(sorted((int(number), content) for content, number in new if number.isascii() and number.isdigit()))
+    ours, theirs = set(_added_tokens(base)), set(_added_tokens(adapter))
+    if vocabulary := _vocabulary(base):
+        ours |= vocabulary
+        theirs |= _vocabulary(adapter)
+    return dict(sorted((int(number), text) for text, number in theirs - ours if number.isascii() and number.isdigit()))
 
 
 def takes_tokenizer(base: Path, adapter: Path) -> bool:
@@ -49,17 +53,26 @@ def takes_tokenizer(base: Path, adapter: Path) -> bool:
     return bool(new_tokens(base, adapter))
 
 
-def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: bool) -> None:
+def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: bool, fewer: bool) -> None:
     """Refuses a tokenizer that does not fit the rows of the merged embedding.
 
     Args:
         rows: the rows of the merged embedding; None if unknown, and then only the base's own tokens are compared.
         trained_whole: the whole embedding was trained, so it may belong to another vocabulary.
+        fewer: these are fewer rows than the base has.
 
     Raises:
-        UsageError: a new token has no row, or has the id of a token of the base.
+        UsageError: a token has no row, or a new one has the id of a token of the base.
     """
     new = new_tokens(base, adapter)
+    last = max((int(number) for _, number in _vocabulary(base)), default=0) if fewer and not new else 0
+    if rows is not None and last >= rows:
+        raise bad_adapter(
+            "the adapter's embedding has fewer rows than the base's tokenizer has tokens",
+            expected=f"a row for each token of {base}",
+            got=f"{rows} rows, and a token with the id {last}",
+            hint="train with the rows of the base: do not resize the embedding to fewer",
+        )
     without = [number for number in sorted(new) if rows is not None and number >= rows]
     if without:
         raise bad_adapter(
@@ -83,7 +96,8 @@ def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
     copied = [name for name in TOKENIZER if (adapter / name).is_file()]
     for name in copied:
         shutil.copyfile(adapter / name, part / name)
-    for name in {*_STATED_AGAIN} - {*copied}:
+    own = bool(_vocabulary(base)) and not _vocabulary(adapter) <= _vocabulary(base)  # not added tokens alone
+    for name in {*(TOKENIZER if own else _STATED_AGAIN)} - {*copied, _CONFIG}:
         (part / name).unlink(missing_ok=True)  # the base's, which lacks the new tokens
     if _CONFIG in copied and (base / _CONFIG).is_file():
         stated = {key: value for key, value in object_in(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
@@ -116,21 +130,19 @@ def _decoder(base: Path, adapter: Path) -> JsonObject:
 
 def _other_token(base: Path, adapter: Path) -> tuple[int, str, str] | None:
     """The first id that differs between the vocabularies of base and adapter; None if there is none."""
-    ours, theirs = (_vocabulary(folder) for folder in (base, adapter))
-    if not ours or not theirs:
-        return None
+    ours, theirs = ({int(number): text for text, number in _vocabulary(folder)} for folder in (base, adapter))
     differing = sorted(number for number, text in ours.items() if theirs.get(number, text) != text)
     return (differing[0], ours[differing[0]], theirs[differing[0]]) if differing else None
 
 
-def _vocabulary(folder: Path) -> dict[int, str]:
-    """Text by id of a tokenizer.json's own vocabulary, without added tokens; empty when it cannot be read."""
+def _vocabulary(folder: Path) -> set[tuple[str, str]]:
+    """`(text, id)` of a tokenizer.json's own vocabulary, without added tokens; empty when it cannot be read."""
     model = object_in(folder / "tokenizer.json").get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
-        return {number: text for text, number in vocabulary.items() if isinstance(number, int)}
+        return {(text, str(number)) for text, number in vocabulary.items() if type(number) is int}
     pieces = vocabulary if isinstance(vocabulary, list) else []
-    return {number: str(piece[0]) for number, piece in enumerate(pieces) if isinstance(piece, list) and piece}
+    return {(str(piece[0]), str(number)) for number, piece in enumerate(pieces) if isinstance(piece, list) and piece}
 
 
 def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skill_train.core.console import Warn
-from skill_train.core.digests import FileDigest, digests
+from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.model.foreign_files import object_in
@@ -22,6 +22,7 @@ from skill_train.program.model_files import INDEX, roots_of
 from skill_train.program.pictures.processor import OWN_FILE, WHOLE_FILE
 from skill_train.run.records import read_json
 
+_PIECES = "tokenizer.model"
 _TEMPLATE = "chat_template.jinja"
 
 
@@ -68,6 +69,7 @@ def copy_companions(base: Path, adapter: Path, part: Path, warn: Warn) -> list[s
     for name, ours, theirs in (
         ("chat template", template, trained),
         ("eos_token", end_token(part), end_token(adapter)),
+        (_PIECES, *(file_digest(each / _PIECES) if (each / _PIECES).is_file() else None for each in (part, adapter))),
     ):
         if ours is not None and theirs is not None and ours != theirs:
             warn(
