@@ -128,6 +128,16 @@ def test_a_config_that_peft_cannot_load(change: dict[str, Any], work: Path) -> N
     assert str(work / "adapter") in error.message and error.expected and error.hint
 
 
+def test_an_option_of_a_later_peft(work: Path) -> None:
+    """The installed one leaves it out with a warning, and so would the model that the merge is compared with."""
+    merging.edit(work / "adapter" / "adapter_config.json", use_later=True, later_still=None)
+    error = refused(work)
+    assert (error.code, error.got) == ("bad_adapter", "use_later: True")
+    assert "pip install -U peft" in error.hint
+    merging.edit(work / "adapter" / "adapter_config.json", use_later=False)
+    assert merging.run(work / "base", work / "adapter", work)["how"] == "streamed"
+
+
 @pytest.mark.parametrize(
     ("change", "blamed"),
     [

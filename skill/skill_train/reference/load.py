@@ -37,9 +37,10 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
-_MISSING = "Found missing adapter keys"  # the begin of a warning of PEFT 0.21
-_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how error messages of PEFT 0.21 begin
-# Tensors that PEFT loads under another name: modules that were trained whole, and the rows of a tied head.
+_MISSING = "Found missing adapter keys"  # how PEFT (0.21) warns
+_LATER = "Unexpected keyword arguments"
+_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how messages of PEFT 0.21 begin
+# PEFT loads these under another name: of a module that trained whole, and the rows of a tied head.
 _SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module|token_adapter)\.[\w.]+$")
 _EXPERT = re.compile(r"\.experts\.\d+\.")  # an expert's name in transformers 4
 # By the parameter of transformers 5 that holds all experts: the names that transformers 4 had for an expert's parts.
@@ -212,10 +213,21 @@ def _with_adapter(model: Any, adapter: Path, lacks: list[str]) -> Any:
 
 
 def _require_whole(adapter: Path, warned: list[str]) -> list[str]:
-    """Refuses an adapter that lacks tensors. PEFT only warns, and uses values from before the training. A LoRA layer
-    without any of its tensors changes nothing; the tensors of such layers are returned."""
-    lacks = [name for text in warned if text.startswith(_MISSING) for name in re.findall(r"'([^']+)'", text)]
-    files, nothing = read_adapter(adapter), []
+    """Refuses an option that PEFT does not know, and an adapter that lacks tensors. PEFT only warns, leaves the option
+    out, and takes the values from before a training. A LoRA layer without any of its tensors changes nothing: returns
+    the tensors of those."""
+    later, lacks = (
+        [name for text in warned if text.startswith(start) for name in re.findall(r"'([^']+)'", text)]
+        for start in (_LATER, _MISSING)
+    )
+    files, nothing = read_adapter(adapter), list[str]()
+    if used := [name for name in later if files.config.get(name)]:
+        raise bad_adapter(
+            f"{adapter} has an option that the installed PEFT does not know, and would leave out",
+            expected="options of this PEFT",
+            got=f"{used[0]}: {str(files.config[used[0]])[:80]}",
+            hint="pip install -U peft; or, if it does not change the answers, remove it from adapter_config.json",
+        )
     if files.config["peft_type"] == "LORA":
         nothing = [name for name in lacks if name.removeprefix(PREFIX).partition(".lora_")[0] not in files.modules]
     wrong = [name for name in lacks if name not in nothing]
