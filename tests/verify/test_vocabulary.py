@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -146,6 +147,21 @@ def test_padding_behind_the_tokens_is_never_used() -> None:
         more = {f"tokenizer.ggml.{key}": [one] for key, one in (lists | wrong).items()}
         longer = {key: [*gguf.metadata[key], *one] for key, one in more.items()}
         assert vocabulary(folder, replace(gguf, metadata=gguf.metadata | longer)).verdict == verdict
+
+
+def test_a_token_without_a_row(tmp_path: Path) -> None:
+    """Gemma 3 1B and 270M: 262,144 rows, and a token for pictures with that id, which the converter leaves out."""
+    base, gguf = tiny_families.converted("gemma")
+    folder = Path(shutil.copytree(base, tmp_path / "base"))
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"].append({**document["added_tokens"][-1], "id": 640, "content": "<image_soft_token>"})
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    check = vocabulary(folder, gguf)
+    assert check.verdict == "pass" and check.detail.startswith("640 tokens equal, in order"), check.detail
+    lists = ("tokens", "scores", "token_type")
+    shorter = {f"tokenizer.ggml.{key}": gguf.metadata[f"tokenizer.ggml.{key}"][:639] for key in lists}
+    check = vocabulary(folder, replace(gguf, metadata=gguf.metadata | shorter))
+    assert check.verdict == "fail" and "the file has 639 tokens, the reference 640" in check.detail
 
 
 def test_scores_that_end_before_the_tokens() -> None:

@@ -74,7 +74,9 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
         own: tokens of `tokenizer`, by id.
         files: of the reference's folder.
     """
-    tokens = gguf.tokens
+    tokens, rows = gguf.tokens, text_config(config).get("vocab_size")
+    if isinstance(rows, int) and not isinstance(rows, bool):
+        own = own[:rows]  # the model neither reads nor writes a token without a row, such as Gemma 3's for pictures
     # Without a list of types every token is an ordinary one to llama.cpp.
     types = gguf.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     faults = _kind_faults(gguf)
