@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -12,7 +13,10 @@ def main() -> None:
     from skill_train import cli
 
     signal.signal(signal.SIGINT, before)
-    cli.main()
+    try:
+        cli.main()
+    except KeyboardInterrupt:  # while an error was said
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,16 @@ def test_a_crash_is_explained_by_what_was_said_before_it() -> None:
     assert (story.code, story.next[0]) == ("bad_machine", NAMED)
 
 
+@pytest.mark.parametrize("exit_", [3, 7])
+def test_a_job_without_its_gpu_gets_another_machine(exit_: int) -> None:
+    """The program's own words advise another device, which nobody can give a job."""
+    error = {"code": "device_unavailable", "message": "torch 2.13.0 cannot use cuda here", "hint": "use --device cpu"}
+    event = json.dumps({"event": "failed", "exit_code": exit_, "error": error})
+    story = _story(f"Job failed with exit code: {exit_}. Reason: Error", lines=(event,))
+    assert (story.code, story.exit_code, story.next[0], story.got) == ("bad_machine", 5, NAMED, error["message"])
+    assert "--device" not in story.help and "another flavor" in story.help
+
+
 def test_the_last_words_come_before_older_ones() -> None:
     """It was waited for, and came back; what ended the run is another."""
     lines = (GIVEN_UP[0], GIVEN_UP[1], CUDA_OOM)

@@ -58,6 +58,11 @@ class Story(msgspec.Struct, frozen=True):
         return {"code": self.code, "message": self.message, "help": self.help, "got": self.got}
 
 
+_BAD_GPU = Story(
+    code="bad_machine",
+    message="the GPU of the job's machine does not work, so training never began",
+    help="start the job again to get another machine, or use another flavor if it happens again",
+)
 # Words in a log, and their meaning. The first pattern that matches counts. A comment names the source of the words.
 SIGNS = {
     # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
@@ -76,11 +81,7 @@ SIGNS = {
         exit_code=3,
     ),
     # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
-    r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable": Story(
-        code="bad_machine",
-        message="the GPU of the job's machine does not work, so training never began",
-        help="start the job again to get another machine, or use another flavor if it happens again",
-    ),
+    r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable": _BAD_GPU,
     # users' reports, 2026: the answer of POST /api/jobs
     r"[Cc]redit balance is insufficient|402 (?:Client Error|Payment Required)": Story(
         code="no_credit",
@@ -171,7 +172,6 @@ _OWN_REMEDY = {
     "public_repository": "again",
     "not_kept": "again",
     "missing_package": "again",
-    "device_unavailable": "again",
     "too_few_devices": "again",  # earlier versions wrote this code into the records of their runs
     "hub_unreachable": "again",
     "bad_loss": "recipe",
@@ -311,6 +311,8 @@ def _program_story(ending: Ending) -> Story | None:
         story = _log_story(error.got.splitlines()) or _log_story(ending.lines)
         if story is not None:
             return story
+    if error.code == "device_unavailable":  # its own words are for a machine that one can change
+        return replace(_BAD_GPU, got=error.message)
     remedy = _OWN_REMEDY.get(error.code, "data")
     if error.code == "out_of_memory" and "cuda" in error.message.lower():
         remedy = "gpu"
