@@ -1,4 +1,4 @@
-"""Ctrl-C where Python itself would answer in the place of skill-train, and the signals that end a command like it."""
+"""Ctrl-C where Python itself would answer in the place of skill-train, and what ends a command as Ctrl-C does."""
 
 from __future__ import annotations
 

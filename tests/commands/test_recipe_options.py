@@ -45,6 +45,21 @@ def test_what_only_the_hub_has_is_refused_beside_what_lies_here(tmp_path: Path, 
     assert answered("data", "--recipe", recipe)[1]["error"] == answer["error"]
 
 
+@pytest.mark.parametrize("name", ["not a repo!!", "tickets", "me/tickets/small", "me/a--b"])
+def test_a_repository_that_cannot_be_is_refused_before_the_training(tmp_path: Path, name: str) -> None:
+    """`push` refused it, after the training."""
+    tiny.write_rows(tmp_path / "rows.jsonl", 12)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nhub_model_id: '{name}'\n")
+    for command in ("plan", "local"):
+        code, answer = answered(command, recipe)
+        assert (code, answer["error"]["got"]) == (2, name) and "hub_model_id" in answer["error"]["hint"], answer
+    other = ("submit", recipe, "--hub-model-id", "me/tickets-0.5b_v1", "--dry-run")
+    assert "hub_model_id" not in answered(*other)[1]["error"]["hint"]
+    recipe.write_text(recipe.read_text().replace(name, "me/tickets-0.5b_v1"))
+    assert answered("plan", recipe)[0] == 0
+
+
 def test_what_a_recipe_says_of_its_model_on_the_hub_is_not_said_of_another(tmp_path: Path) -> None:
     """The recipe of a run has the commits of its model and data; both are named anew here."""
     rows, recipe = tiny.write_rows(tmp_path / "rows.jsonl", 12), tmp_path / "recipe.yaml"

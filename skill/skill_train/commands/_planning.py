@@ -71,8 +71,13 @@ def flavor_option() -> str | None:
 
 
 def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
-    """The recipe in a file. Options of the command line replace its values."""
-    return fields.from_dict(flags if file is None else with_flags(fields.read(file), flags))
+    """The recipe in a file, with the options of the command line instead of its values."""
+    recipe = fields.from_dict(flags if file is None else with_flags(fields.read(file), flags))
+    if recipe.hub_model_id and "hub_model_id" not in flags:
+        from skill_train.hub import repositories
+
+        repositories.check_name(recipe.hub_model_id, "write hub_model_id: NAMESPACE/NAME in the recipe")
+    return recipe
 
 
 def mapping_in(recipe: Path | None) -> AbstractContextManager[None]:

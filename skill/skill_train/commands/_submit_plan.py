@@ -111,7 +111,8 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):
         with mapping_in(file):
-            return _planned(console, options, load_recipe(file, options.recipe_flags))
+            flags = options.recipe_flags | set_options(options, ("hub_model_id",))
+            return _planned(console, options, load_recipe(file, flags))
     there, run = plan_record.read(file), RunDir(file.parent)
     if source is not None and source.is_dir() and (has_begun(run) or cloud_record.record_path(run).is_file()):
         require_same_recipe(run, there, f"skill-train submit {quoted(run.recipe)}")
