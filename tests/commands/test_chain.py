@@ -248,7 +248,9 @@ def test_a_proof_without_the_rows_of_its_run_does_not_pass(tmp_path: Path, lost:
 @pytest.mark.parametrize(
     ("line", "edited", "told"),
     [
-        ("FROM ", "FROM ./other.gguf", ("it lacks FROM ./run-", "it has FROM ./other.gguf")),
+        ("FROM ", "FROM ./other.gguf", ("exported: FROM names ./other.gguf, which is not a file of this run;",)),
+        ("FROM ", "from {gguf}/../gguf/run-f16.gguf", ()),
+        ("PARAMETER stop ", "FROM llama3", ("it has FROM llama3",)),
         ("PARAMETER stop ", "", ('it lacks PARAMETER stop "<end_of_turn>"',)),
         ("# ", "# a word of the user's", ()),
         ("PARAMETER repeat_penalty ", "TEMPLATE {{ .Prompt }}", ("it has TEMPLATE {{ .Prompt }}",)),
@@ -260,10 +262,11 @@ def test_a_modelfile_that_was_edited_is_told(tmp_path: Path, line: str, edited: 
     file = run.gguf / "Modelfile"
     lines = file.read_text().splitlines()
     at = next(number for number, each in enumerate(lines) if each.startswith(line))
-    file.write_text("\n".join([*lines[:at], edited, *lines[at + 1 :]]))
+    file.write_text("\n".join([*lines[:at], edited.replace("{gguf}", str(run.gguf)), *lines[at + 1 :]]))
     code, answer = answered("verify", run.path)
     said = [warning["message"] for warning in answer["warnings"] if warning["code"] == "modelfile_edited"]
     assert code == 0 and len(said) == bool(told) and all(words in said[0] for words in told), answer["warnings"]
+    assert not any("it lacks FROM" in words for words in said)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from skill_train.commands._drawing import STYLE, figure, folding_table
 from skill_train.commands._outputs import merge_record_of, require_as_merged
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed, quoted
-from skill_train.gguf.export_files import model_of, recorded, unread
+from skill_train.gguf.export_files import model_of, recorded, unread, with_model
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.earlier_start import require_rows, require_samples, trained
@@ -180,15 +180,16 @@ def _warn_of_modelfile(console: Console, run: RunDir) -> None:
     file, ggufs = run.gguf / "Modelfile", run.ggufs
     if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
         return
-    named, projectors = run.gguf / (model_of(file) or ""), export_record.outputs(run.path, "mmproj")
-    parameters, _ = parameters_of_run(run.merged, run)
-    chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
-    text = file.read_text(encoding="utf-8", errors="replace")
+    named, projectors = model_of(file), export_record.outputs(run.path, "mmproj")
+    path, beside = (run.gguf / (named or "")).resolve(), next((Path(name).name for name in projectors), None)
+    chosen = next((each.name for each in [*ggufs, *recorded(run)] if each.resolve() == path), None)
     again = f"skill-train export-gguf {quoted(run.path)} writes it again"
-    if named in recorded(run) and not named.is_file():
-        console.warn("missing_file", f"{file} names {named.name}, which is gone; {again}")
-        chosen = named
-    if changed := edits(text, modelfile(chosen.name, parameters, beside)):
+    if chosen is not None and not path.is_file():
+        console.warn("missing_file", f"{file} names {chosen}, which is gone; {again}")
+    parameters, _ = parameters_of_run(run.merged, run)
+    text = with_model(file.read_text(encoding="utf-8", errors="replace"), f"./{chosen or ggufs[0].name}")
+    changed = [] if chosen or named is None else [f"FROM names {named}, which is not a file of this run"]
+    if changed := changed + edits(text, modelfile(chosen or ggufs[0].name, parameters, beside)):
         console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 
 

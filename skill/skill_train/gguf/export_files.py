@@ -8,7 +8,9 @@ from pathlib import Path
 from skill_train.run import export_record
 from skill_train.run.folder import RunDir
 
-ADAPTER_MODELFILE = "Modelfile-lora"  # the Modelfile that loads the adapter's GGUF file
+ADAPTER_MODELFILE = "Modelfile-lora"  # beside the adapter's own file
+# Ollama reads instructions in upper or lower case.
+_FROM = re.compile(r"^from[ \t]+(\S.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 
 
 def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
@@ -37,7 +39,11 @@ def outtype(record: Path, plain: list[str]) -> str:
 
 
 def model_of(modelfile: Path) -> str | None:
-    """The model in the FROM line of a Modelfile; None without a FROM. Ollama reads instructions in either case."""
-    text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
-    match = re.search(r"^from[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE)
+    """The model that a Modelfile's FROM names; None without a FROM."""
+    match = _FROM.search(modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else "")
     return match[1] if match else None
+
+
+def with_model(text: str, name: str) -> str:
+    """The text of a Modelfile with this name in its first FROM."""
+    return _FROM.sub(lambda _: f"FROM {name}", text, count=1)
