@@ -23,6 +23,9 @@ from command_child import Commands, Done
 from planning import write_recipe_hash
 from skill_train.commands._chosen_model import chosen, gguf_of
 from skill_train.core.errors import UsageError
+from skill_train.evaluate.backends import Model
+from skill_train.evaluate.chat.answering import Settings, answering
+from skill_train.llama.sampling import Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +136,20 @@ def test_only_a_type_is_to_be_exported(run: Path, word: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(run, word)
     assert (caught.value.code, caught.value.hint) == ("missing_file", hint.format(run=run))
+
+
+@pytest.mark.parametrize("kind", ["merged", "f16"])
+def test_a_text_that_ends_answers_ends_them(made: gguf_maker.Export, kind: str) -> None:
+    """`stop_strings`; with the text, as `generate` of transformers leaves it."""
+    path, said = made.merged if kind == "merged" else made.file("f16"), []
+    for stops in ((), ("a", "e", "i")):
+        sampling = Sampling(stops=stops)
+        settings = Settings(sampling=sampling, most=16, context=256, raw=False, tokenizer_of=None, device="cpu")
+        with answering(Model("m", path), settings) as loaded:
+            said.append(loaded.answer([serving.user("Hello")], [], lambda text: None).answer)
+    assert not said[0].stopped and said[1].stopped and said[1].tokens < 16
+    first = min(place for end in "aei" if (place := said[0].text.find(end)) >= 0)
+    assert said[0].text.startswith(said[1].text) and first < len(said[1].text)
 
 
 def test_seeds_give_other_answers_and_the_same_again(commands: Commands, made: gguf_maker.Export) -> None:

@@ -520,7 +520,9 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     edit(model / "config.json", max_position_embeddings=32768, eos_token_id=[2, 1000])  # 1000 is a piece of a word
     parameters, reasons = parameters_of(model, trained_length=8192)
     text = modelfile("x.gguf", parameters)
-    for line in ("temperature 0.7", "top_p 0.8", "top_k 20", "repeat_penalty 1.05", "num_ctx 8192"):
+    for line in (
+        *("temperature 0.7", "top_p 0.8", "top_k 20", "repeat_penalty 1.05", "repeat_last_n -1", "num_ctx 8192"),
+    ):
         assert f"PARAMETER {line}\n" in text
     assert text.count("PARAMETER stop") == 1
     edit(model / "generation_config.json", stop_strings=["###", 'with "quotes"', "</s>"])
@@ -536,9 +538,10 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     ("generation", "lines"),
     [
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, ["temperature 0", "top_p 0.9"]),  # greedy
-        ({"do_sample": True}, []),  # and Ollama's own temperature
-        ({"temperature": 0.7}, ["temperature 0.7"]),
-        ({"temperature": 0.7, "top_p": "high", "top_k": True}, ["temperature 0.7"]),
+        ({"do_sample": True}, ["temperature 1.0", "top_p 1.0", "top_k 50"]),  # what transformers takes then
+        ({"do_sample": True, "top_k": 64, "top_p": 0.95}, ["temperature 1.0", "top_p 0.95", "top_k 64"]),  # Gemma 3
+        ({"temperature": 0.7}, ["temperature 0"]),
+        ({"temperature": 0.7, "top_p": "high", "top_k": True}, ["temperature 0"]),
     ],
 )
 def test_a_modelfile_has_each_value_of_sampling_once(
@@ -551,8 +554,16 @@ def test_a_modelfile_has_each_value_of_sampling_once(
         line.removeprefix("PARAMETER ") for line in parameters if line.startswith(("PARAMETER te", "PARAMETER to"))
     ]
     assert sampling == lines
-    unsaid = [each for each in reasons if each["rule"] == "no PARAMETER temperature"]
-    assert len(unsaid) == (not lines)
+    assert [each["rule"] for each in reasons if each["rule"].startswith(("PARAMETER te", "PARAMETER to"))] == [
+        f"PARAMETER {line}" for line in lines
+    ]
+
+
+def test_a_modelfile_says_what_it_has_no_parameter_for(tmp_path: Path) -> None:
+    model = copy(tiny.cached("llama-spm"), tmp_path / "model")
+    edit(model / "generation_config.json", no_repeat_ngram_size=3, suppress_tokens=[5], num_beams=1, typical_p=0.5)
+    rules = [each["rule"] for each in parameters_of(model)[1] if each["rule"].startswith("no PARAMETER for")]
+    assert rules == ["no PARAMETER for no_repeat_ngram_size", "no PARAMETER for suppress_tokens"]
 
 
 def test_a_modelfile_keeps_to_what_the_model_can_and_was_trained_for(tmp_path: Path) -> None:

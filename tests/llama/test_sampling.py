@@ -96,7 +96,9 @@ def test_a_token_beyond_the_vocabulary_is_no_context() -> None:
         ({"eos_token_id": 2}, Sampling()),
         ({"do_sample": False, "temperature": 0.7}, Sampling()),
         ({"do_sample": True}, Sampling(temperature=1.0, top_k=50)),
-        ({"temperature": 0.7}, Sampling(temperature=0.7, top_k=50)),
+        ({"temperature": 0.7}, Sampling()),  # `generate` (5.23) answers the same for every seed
+        ({"stop_strings": ["###", "", 3]}, Sampling(stops=("###",))),
+        ({"do_sample": True, "stop_strings": "User:"}, Sampling(temperature=1.0, top_k=50, stops=("User:",))),
         (
             {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20},
             Sampling(temperature=0.6, top_p=0.9, top_k=20),
@@ -117,7 +119,7 @@ def test_generation_config_is_read_as_transformers_reads_it(
     "document",
     [
         {"do_sample": True, "temperature": -1},
-        {"temperature": 1, "top_p": 0},
+        {"do_sample": True, "top_p": 0},
         {"repetition_penalty": 0},
         {"do_sample": True, "top_k": math.inf},
         {"do_sample": True, "top_k": math.nan},
@@ -137,8 +139,24 @@ def test_a_gguf_file_with_such_settings_is_refused(top_k: float) -> None:
         sampling_of_gguf({"general.sampling.temp": 1.0, "general.sampling.top_k": top_k}, Path("x.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("document", "source"),
+    [
+        ({"no_repeat_ngram_size": 3, "typical_p": 0.5}, " without its no_repeat_ngram_size: greedy"),
+        ({"do_sample": True, "typical_p": 0.5, "num_beams": 4}, " without its num_beams, typical_p"),
+        ({"do_sample": True, "num_beams": 1, "guidance_scale": 1.0, "typical_p": 1.0, "bad_words_ids": []}, ""),
+        ({"do_sample": True, "max_length": 4096, "pad_token_id": 0, "suppress_tokens": None, "min_length": 0}, ""),
+    ],
+)
+def test_what_is_left_out_of_it_is_said(tmp_path: Path, document: dict[str, Any], source: str) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(document))
+    assert sampling_of(tmp_path)[1] == f"generation_config.json{source}"
+
+
 def test_a_gguf_file_may_name_its_own() -> None:
     keys = {"general.sampling.temp": 0.5, "general.sampling.top_k": 7, "general.sampling.penalty_repeat": 1.2}
     expected = Sampling(temperature=0.5, top_k=7, repetition_penalty=1.2)
     assert sampling_of_gguf(keys, Path("x.gguf"))[0] == expected
     assert sampling_of_gguf({"general.name": "x"}, Path("x.gguf")) == (Sampling(), "the file names no sampling: greedy")
+    alone = sampling_of_gguf({"general.sampling.penalty_repeat": 1.1}, Path("x.gguf"))  # of a greedy model
+    assert alone == (Sampling(repetition_penalty=1.1), "general.sampling of the file: greedy")

@@ -29,7 +29,7 @@ from skill_train.core.files import scratch_folder
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
-from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
+from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, told
 
 TOKENS = 512
 _SIGN = "> "
@@ -136,7 +136,7 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
 
 def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
     for speaker in speakers:
-        settings = ", ".join(f"{name} {value:g}" for name, value in _sampling(speaker.settings.sampling).items())
+        settings = ", ".join(f"{name} {value:g}" for name, value in told(speaker.settings.sampling).items())
         console.status(f"{speaker.name} on the {speaker.loaded.device.upper()}: {settings} ({speaker.source})")
     if speakers[0].settings.raw:
         console.status("no chat template: each line is continued by itself, as the training rows were")
@@ -288,20 +288,8 @@ def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
         "prompt_ids_equal": reply.ids_equal,
         "seconds": round(reply.answer.seconds, 2),
         "device": speaker.loaded.device,
-        "sampling": _sampling(speaker.settings.sampling),
+        "sampling": told(speaker.settings.sampling),
         "sampling_from": speaker.source,
-    }
-
-
-def _sampling(sampling: Sampling) -> dict[str, float]:
-    """The settings in use, other than the defaults. With temperature 0 most settings have no effect."""
-    nothing = Sampling()
-    values: dict[str, float] = msgspec.to_builtins(sampling)
-    return {
-        name: value
-        for name, value in values.items()
-        if name == "temperature"
-        or (value != getattr(nothing, name) and (sampling.temperature or name == "repetition_penalty"))
     }
 
 

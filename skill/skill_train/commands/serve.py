@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from skill_train.commands._chosen_model import Chosen, gguf_of, warn_of_proof, warn_of_system
 from skill_train.commands._command import PATH, Whole, argument, command, context_option, engine_device_option, option
 from skill_train.core.console import Console, Result
@@ -16,7 +14,7 @@ from skill_train.core.secrets import read_key
 from skill_train.evaluate.chat.prompts import GgufPrompts
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback, require_server, served
 from skill_train.llama.gguf_header import GgufFile, read_model_file
-from skill_train.llama.sampling import sampling_of, sampling_of_gguf
+from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, told
 from skill_train.llama.template import Conversation, special_texts
 
 PORT = 8000
@@ -51,7 +49,8 @@ def serve(options: ServeOptions, console: Console) -> Result:
     warn_of_proof(console, chosen)
     warn_of_system(console, chosen, "send it as the first message")
     gguf = read_model_file(chosen.model.path)
-    job = _job(options, chosen, gguf, key)
+    sampling, source = sampling_of(chosen.folder) if chosen.folder else sampling_of_gguf(gguf.metadata, gguf.path)
+    job = _job(options, chosen, gguf, key, sampling)
     with console.progress("loading") as progress:
         progress(0, 1, chosen.model.name)
         with served(job) as server:
@@ -62,17 +61,20 @@ def serve(options: ServeOptions, console: Console) -> Result:
                 "file": str(chosen.model.path),
                 "engine": f"llama_cpp.server {server.version}",
                 "device": server.device,
+                "sampling": told(job.sampling),
+                "sampling_from": source,
             }
+            settings = ", ".join(f"{name} {value:g}" for name, value in told(job.sampling).items())
+            console.status(f"{job.name}: {settings} ({source})")
             console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
             with suppress(KeyboardInterrupt):
                 server.wait()
     return Result(answer, human=lambda rich: rich.print("ended"), quiet=server.url)
 
 
-def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
+def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None, sampling: Sampling) -> ServerJob:
     from skill_train.machine.read import physical_cores
 
-    sampling, _ = sampling_of(chosen.folder) if chosen.folder else sampling_of_gguf(gguf.metadata, gguf.path)
     trained = gguf.count("context_length")
     bos, eos = special_texts(gguf)
     prompts = None if chosen.raw else _prompts(chosen, gguf)
@@ -86,7 +88,7 @@ def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None)
         bos=bos,
         eos=eos,
         composes=prompts is not None and prompts.composes,
-        sampling=msgspec.structs.replace(sampling, seed=0),
+        sampling=sampling,
         context_tokens=min(options.context, trained or options.context),
         threads=physical_cores(),
         device=options.device,

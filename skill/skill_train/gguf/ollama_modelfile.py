@@ -17,6 +17,7 @@ from typing import Any
 from skill_train.core import resources
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
+from skill_train.llama.sampling import not_done, read_sampling
 from skill_train.llama.template import Conversation, render_reference
 from skill_train.model.config import text_config
 from skill_train.program.encode import TEMPLATE_SECONDS
@@ -184,10 +185,8 @@ def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[t
             token = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
             if token and token in tokenizer.get_added_vocab():  # a plain word as a stop would cut answers short
                 stops.setdefault(token, (token, "an end-of-sequence token of the model", source))
-    words = generation.get("stop_strings")
-    for word in words if isinstance(words, list) else [words]:
-        if isinstance(word, str) and word:
-            stops.setdefault(word, (word, "a text that ends the model's answers", "generation_config.json"))
+    for word in read_sampling(generation).stops:
+        stops.setdefault(word, (word, "a text that ends the model's answers", "generation_config.json"))
     return list(stops.values())
 
 
@@ -205,21 +204,27 @@ def _turn_end(tokenizer: Any) -> str | None:
 
 
 def _add_sampling(generation: JsonObject, add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
-    source = "generation_config.json"
-    samples = generation.get("do_sample")
-    greedy = samples is False or (samples is None and "temperature" not in generation)
-    if greedy:
-        because = "transformers decodes this model greedily, and so do the checks of `verify`; raise it for free text"
-        add("temperature", 0, because, source)
-    elif "temperature" not in generation:
-        reasons.append(_reason("no PARAMETER temperature", "the model names none; Ollama's own applies", source))
+    source, ollama, sampling = "generation_config.json", "ollama api/types.go DefaultOptions", read_sampling(generation)
+    greedy = not generation.get("do_sample")
     for name, parameter in _SAMPLING:
         value = generation.get(name)
-        if type(value) in (int, float) and not (greedy and name == "temperature"):
+        if greedy and name == "temperature":
+            because = (
+                "transformers decodes this model greedily, and so do the checks of `verify`; raise it for free text"
+            )
+            add(parameter, 0, because, source)
+        elif type(value) in (int, float):
             add(parameter, json.dumps(value), f"the model's own {name}", source)
-    if generation.get("repetition_penalty") is None:
-        because = "transformers applies none, and Ollama before 0.32.10 applies 1.1: answers would differ"
-        add("repeat_penalty", "1.0", because, "ollama api/types.go DefaultOptions")
+        elif name == "repetition_penalty":
+            because = "transformers applies none, and Ollama before 0.32.10 applies 1.1: answers would differ"
+            add(parameter, "1.0", because, ollama)
+        elif not greedy and name != "min_p":
+            because = "transformers takes it where a model names none, and Ollama another one"
+            add(parameter, json.dumps(getattr(sampling, name)), because, ollama)
+    if sampling.repetition_penalty != 1:
+        add("repeat_last_n", -1, "transformers penalizes the whole text, and Ollama its last 64 tokens", ollama)
+    for name in not_done(generation):
+        reasons.append(_reason(f"no PARAMETER for {name}", "transformers applies it, and Ollama will not", source))
 
 
 def _add_context(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.facts import JsonObject
 from skill_train.run.records import read_json
 
 if TYPE_CHECKING:
@@ -21,17 +22,25 @@ if TYPE_CHECKING:
 FILE = "generation_config.json"
 # The defaults of transformers 5.23 if the file samples without a value (`_get_default_generation_params`).
 _TEMPERATURE, _TOP_K = 1.0, 50
+# What else of the file changes an answer there, and none here or in llama.cpp; the last four where it samples.
+_NOT_DONE = (
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "suppress_tokens",
+    "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "min_length", "min_new_tokens", "num_beams",
+    "exponential_decay_length_penalty", "guidance_scale", "watermarking_config", "penalty_alpha",
+    "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
+)  # fmt: skip
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling settings, in the meaning of transformers."""
 
     temperature: float = 0.0  # 0 takes the most likely token
-    top_k: int = 0  # how many of the most likely tokens are kept; 0 for all
-    top_p: float = 1.0  # the share of the probability that is kept
-    min_p: float = 0.0  # the least probability that is kept, as a share of the highest
-    repetition_penalty: float = 1.0  # divides the logits of tokens in the context (multiplies negative ones)
-    seed: int = 0
+    top_k: int = 0  # how many of the most likely tokens are left; 0 for all
+    top_p: float = 1.0  # the share of the probability that is left
+    min_p: float = 0.0  # the least probability that is left, as a share of the highest
+    repetition_penalty: float = 1.0  # by which the logits of tokens that are there already are made smaller
+    seed: int = 0  # of the random numbers
+    stops: tuple[str, ...] = ()  # texts that end an answer
 
 
 def sampling_of(folder: Path) -> tuple[Sampling, str]:
@@ -44,18 +53,38 @@ def sampling_of(folder: Path) -> tuple[Sampling, str]:
     stated = read_json(file) if file.is_file() else None
     if not isinstance(stated, dict):
         return Sampling(), f"the model has no {FILE}: greedy"
-    penalty = _number(stated, "repetition_penalty", 1.0)
-    samples = stated.get("do_sample")
-    if not samples and (samples is False or "temperature" not in stated):
-        return _checked(Sampling(repetition_penalty=penalty), file), f"{FILE}: greedy"
-    sampling = Sampling(
+    sampling, left_out = read_sampling(stated), not_done(stated)
+    source = f"{FILE} without its {', '.join(left_out)}" if left_out else FILE
+    return _checked(sampling, file), source if sampling.temperature else f"{source}: greedy"
+
+
+def read_sampling(stated: JsonObject) -> Sampling:
+    """What generation_config.json says, with the values that transformers takes where it samples and names none."""
+    words = stated.get("stop_strings")
+    greedy = Sampling(
+        repetition_penalty=_number(stated, "repetition_penalty", 1.0),
+        stops=tuple(word for word in (words if isinstance(words, list) else [words]) if word and isinstance(word, str)),
+    )
+    if not stated.get("do_sample"):
+        return greedy
+    return msgspec.structs.replace(
+        greedy,
         temperature=_number(stated, "temperature", _TEMPERATURE),
         top_k=_count(stated, "top_k", _TOP_K),
         top_p=_number(stated, "top_p", 1.0),
         min_p=_number(stated, "min_p", 0.0),
-        repetition_penalty=penalty,
     )
-    return _checked(sampling, file), FILE
+
+
+def not_done(stated: JsonObject) -> list[str]:
+    """The names in generation_config.json that change an answer of transformers, and none here or in llama.cpp."""
+    names = _NOT_DONE if stated.get("do_sample") else _NOT_DONE[:-4]
+    return [name for name in names if changes(stated.get(name))]
+
+
+def changes(value: object) -> bool:
+    """Whether a setting changes an answer: nothing, 0 and a factor of 1 do not."""
+    return bool(value) and not (type(value) in (int, float) and value == 1)
 
 
 def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampling, str]:
@@ -65,16 +94,26 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
         UsageError: a value is out of range.
     """
     keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
-    if "general.sampling.temp" not in keys:
-        return Sampling(), "the file names no sampling: greedy"
     sampling = Sampling(
-        temperature=_number(keys, "general.sampling.temp", _TEMPERATURE),
+        temperature=_number(keys, "general.sampling.temp", 0.0),
         top_k=_count(keys, "general.sampling.top_k", 0),
         top_p=_number(keys, "general.sampling.top_p", 1.0),
         min_p=_number(keys, "general.sampling.min_p", 0.0),
         repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
     )
-    return _checked(sampling, file), "general.sampling of the file"
+    source = "general.sampling of the file" if keys else "the file names no sampling"
+    return _checked(sampling, file), source if sampling.temperature else f"{source}: greedy"
+
+
+def told(sampling: Sampling) -> dict[str, float]:
+    """What is set: of a greedy choice little is."""
+    values: dict[str, float] = {name: getattr(sampling, name) for name in Sampling.__struct_fields__ if name != "stops"}
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "temperature"
+        or (value != getattr(Sampling(), name) and (sampling.temperature or name == "repetition_penalty"))
+    }
 
 
 def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
@@ -177,7 +216,9 @@ def _checked(sampling: Sampling, file: Path) -> Sampling:
             f"{file} has settings that no answer can be sampled with",
             code="broken_model",
             expected="temperature 0 or more, top_k 0 or more, top_p above 0, min_p from 0 to 1, a penalty above 0",
-            got=", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(sampling).items()),
+            got=", ".join(
+                f"{name} {value}" for name, value in msgspec.to_builtins(sampling).items() if name != "stops"
+            ),
             hint="correct the file, or ask for the most likely tokens: --temperature 0",
         )
     return sampling

@@ -150,15 +150,20 @@ class _FolderAnswering:
         choice = _Choice(self.settings.sampling, _Spoken(tokenizer, stops, on_text))
         most = most_tokens(self.settings.most, len(prompt), room, is_all=trained == room)
         tensors = {} if pictures is None else pictures(ids)
-        generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)
-        spoken = choice.spoken
+        spoken, texts = choice.spoken, self.settings.sampling.stops
+
+        def ended(ids: Any, scores: Any, **_: Any) -> Any:
+            return torch.full((len(ids),), any(text in spoken.text for text in texts), device=ids.device)
+
+        more = {"logits_processor": [choice], "stopping_criteria": [ended], **tensors}
+        generate(self.network, ids, most, stops, **more)
         spoken.finish()
         answer = ChatAnswer(
             text=spoken.text,
             prompt_ids=prompt,
             prompt_tokens=len(prompt),
             tokens=len(spoken.ids),
-            stopped=bool(spoken.ids) and spoken.ids[-1] in stops,
+            stopped=(bool(spoken.ids) and spoken.ids[-1] in stops) or any(text in spoken.text for text in texts),
             seconds=time.monotonic() - started,
         )
         return CheckedAnswer(answer, None)

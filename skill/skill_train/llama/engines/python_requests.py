@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from skill_train.llama.sampling import Sampling
+from skill_train.llama.sampling import Sampling, changes
 from skill_train.program.examples import is_text_part
 
 # Fields of OpenAI, vLLM and others that would change an answer, and that the server would ignore.
@@ -27,6 +27,11 @@ def own_requests(sampling: Sampling) -> None:
         default_for_null = BeforeValidator(lambda value: default if value is None else value)
         return Annotated[kind, Field(**bounds), default_for_null], default
 
+    def stops(texts: str | list[str] | None) -> list[str]:
+        """Texts that end an answer, those of the model too. An empty one, which some clients send for none, would end
+        each at once."""
+        return [text for text in [*([texts] if isinstance(texts, str) else texts or []), *sampling.stops] if text]
+
     names = AliasChoices("max_tokens", "max_completion_tokens")
     whole, no_use = AfterValidator(_whole_text), Annotated[Any, AfterValidator(_not_done)]
     defaults: dict[str, Any] = {
@@ -37,9 +42,9 @@ def own_requests(sampling: Sampling) -> None:
         "repeat_penalty": unless_null(float, sampling.repetition_penalty, gt=0),
         "seed": (int | None, Field(None, ge=-(1 << 63), lt=1 << 63)),
         "stream": unless_null(bool, False),
-        "stop": (Annotated[str | list[str] | None, AfterValidator(_without_empty), whole], None),
-        "n": (int | None, Field(1, ge=1, le=1)),  # the server gives one answer, however many are requested
-        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server blocks at most one of several end tokens
+        "stop": (Annotated[str | list[str] | None, AfterValidator(stops), whole], Field(None, validate_default=True)),
+        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
+        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
         "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
         **{name: (no_use, Field(None, exclude=True)) for name in _NOT_DONE},
     }
@@ -91,14 +96,9 @@ def half_character(error: UnicodeEncodeError) -> str:
 
 
 def _not_done(value: Any) -> None:
-    """Refuses an unsupported field, unless its value has no effect, such as a penalty of 1."""
-    if value and not (type(value) in (int, float) and value == 1):
+    """Of what changes nothing, such as a penalty of 1, there is nothing to say."""
+    if changes(value):
         raise ValueError("this server does not do it, and would answer as if it were not there: leave it out")
-
-
-def _without_empty(stop: str | list[str] | None) -> list[str]:
-    """The stop texts without empty ones. Some clients send an empty text for none; it would end each answer at once."""
-    return [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]
 
 
 def _one_prompt(prompt: str | list[str]) -> str:
