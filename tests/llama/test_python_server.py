@@ -430,6 +430,58 @@ def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server:
     assert texts[0] == texts[1] != texts[2]
 
 
+def first_logits(folder: Path, text: str) -> tuple[list[int], Any]:
+    """The ids of a prompt, and the scores of the token behind it by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prompt = load_tokenizer(folder).apply_chat_template(
+        [serving.user(text)], tokenize=False, add_generation_prompt=True
+    )
+    ids = load_tokenizer(folder)(prompt, add_special_tokens=False).input_ids
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    with torch.no_grad():
+        return ids, model(torch.tensor([ids])).logits[0, -1].tolist()
+
+
+def test_a_penalty_counts_the_prompt_and_the_whole_answer(made: tuple[Path, Path]) -> None:
+    """As transformers has it. By itself the server counts the last 64 tokens of the answer."""
+    ids, _ = first_logits(made[0], "Oslo Oslo")
+    (there,) = load_tokenizer(made[0])(" Oslo", add_special_tokens=False).input_ids
+    assert there in ids and 70 not in ids
+    words = {"messages": [serving.user("Oslo Oslo")], "max_tokens": 4, "logit_bias": {there: 300, 70: 250}}
+    with served(job(made[1], sampling=Sampling(repetition_penalty=1.5))) as running:
+        for more, expected in (({}, [70, there, there, there]), ({"repeat_penalty": 1}, [there] * 4)):
+            post(f"{running.url}/chat/completions", words | more, dict)
+            assert running.report().answer_ids == expected
+        others = {token: 290 for token in range(100, 168) if token not in ids}  # all of them before 70 again
+        bias = {"max_tokens": 1 + len(others), "logit_bias": {70: 300, **others}}
+        post(f"{running.url}/chat/completions", words | bias, dict)
+        assert sorted(running.report().answer_ids[: 1 + len(others)]) == [70, *others] and len(others) > 64
+
+
+def test_the_temperature_comes_first(made: tuple[Path, Path], server: Served) -> None:
+    """Of two tokens with 73 % and 27 %, `top_p` 0.7 takes both at a temperature of 3, where they have 58 % and 42 %."""
+    _, scores = first_logits(made[0], "x")
+    bias = {"70": 90 - scores[70], "80": 89 - scores[80]}
+    words = {"messages": [serving.user("x")], "max_tokens": 1, "logit_bias": bias, "temperature": 3, "top_p": 0.7}
+    found = []
+    for seed in range(24):
+        post(f"{server.url}/chat/completions", words | {"top_k": 2, "seed": seed}, dict)
+        found += server.report().answer_ids
+    assert set(found) == {70, 80} and 4 <= found.count(80) <= 18
+
+
+def test_texts_that_end_the_models_answers_end_them_here(made: tuple[Path, Path], shared: Served) -> None:
+    asked = {"messages": [serving.user("Is it raining?")], "max_tokens": 12}
+    whole = post(f"{shared.url}/chat/completions", asked, dict)["choices"][0]["message"]["content"]
+    ends = whole[len(whole) // 2 :][:3]
+    with served(job(made[1], sampling=Sampling(stops=(ends,)))) as running:
+        for more in ({}, {"stop": ["never there"]}, {"stop": None}):
+            choice = post(f"{running.url}/chat/completions", asked | more, dict)["choices"][0]
+            assert choice["message"]["content"] == whole.partition(ends)[0] and choice["finish_reason"] == "stop"
+
+
 def test_a_key_is_asked_for_and_shown_nowhere(made: tuple[Path, Path]) -> None:
     import openai
 

@@ -4,11 +4,12 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 
 - guesses a chat format from the template's text, and takes llama-2's format if a file has no template;
 - reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
-- has the request defaults `repeat_penalty` 1.1 and `temperature` 0.8;
-- reorders the fields of tools and messages by its own classes, and drops fields that the classes do not name;
-- accepts requests from the pages of every site (CORS `*`);
-- ends a stream when another request comes, and sends nothing if a stream begins with an error;
-- crashes on a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and on unknown token ids.
+- has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
+- penalizes the last 64 tokens of the answer alone, and takes the temperature behind top_k, top_p and min_p;
+- orders the fields of tools and messages by its own classes, and leaves out what they do not name;
+- lets the pages of every site ask it (CORS `*`);
+- ends a stream when another request comes, and sends nothing where a stream begins with an error;
+- ends at a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and at an id that no token has.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
             raise bad_gguf(message) from None
         _require_answer(Path(job.gguf), llama)
     _watch(llama, send if job.reports else None)
+    if not job.stock:
+        _sample_as_transformers(llama)
     import llama_cpp
     import uvicorn
 
@@ -340,6 +343,35 @@ def _watch(llama: Any, send: Send | None) -> None:
                 send(msgspec.to_builtins(llama.exchange))
 
     llama.generate = watched
+
+
+def _sample_as_transformers(llama: Any) -> None:
+    """Penalizes the prompt and the whole answer, and takes the temperature first."""
+    from llama_cpp import _internals
+    from llama_cpp import llama_cpp as low
+
+    chain, later = _internals.LlamaSampler, list[Callable[[], None]]()
+    penalties, temperature = chain.add_penalties, chain.add_temp
+
+    def penalized(self: Any, *, n_vocab: int, penalty_repeat: float, **more: Any) -> None:
+        later.clear()
+        penalties(self, n_vocab, penalty_repeat=1.0, **more)
+        penalties(self, n_vocab, llama.n_ctx(), penalty_repeat, 0.0, 0.0)
+        whole = low.llama_sampler_chain_get(self.sampler, low.llama_sampler_chain_n(self.sampler) - 1)
+        for token in llama.exchange.prompt_ids:
+            low.llama_sampler_accept(whole, token)
+
+    def first(self: Any, temp: float) -> None:
+        temperature(self, temp)
+        while later:
+            later.pop(0)()
+
+    def behind(add: Callable[..., None]) -> Callable[..., None]:
+        return lambda self, *values: later.append(partial(add, self, *values))
+
+    for name in ("add_top_k", "add_typical", "add_top_p", "add_min_p"):
+        setattr(chain, name, behind(getattr(chain, name)))
+    chain.add_penalties, chain.add_temp = penalized, first
 
 
 def _switch_off(defaults: str, field: str) -> None:

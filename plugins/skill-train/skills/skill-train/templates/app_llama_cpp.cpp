@@ -34,7 +34,7 @@ std::string answer(llama_model * model, const std::vector<common_chat_msg> & mes
         throw std::runtime_error("not enough memory for a context of this length");
     }
     // Greedy, without a penalty. For sampling add the values of generation_config.json in this order:
-    // llama_sampler_init_top_k, _top_p, _min_p, _temp, _dist.
+    // llama_sampler_init_temp, _top_k, _top_p, _min_p, _dist.
     llama_sampler * sampler = llama_sampler_chain_init(llama_sampler_chain_default_params());
     llama_sampler_chain_add(sampler, llama_sampler_init_greedy());
 
