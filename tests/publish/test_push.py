@@ -118,6 +118,20 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
     assert "license" not in card.split("---")[1]
 
 
+def test_ollama_finds_the_sampling_of_the_modelfile(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """Ollama takes `params` of a repository, and its own sampling without one. The system message is of the data."""
+    lines = ("FROM ./x.gguf", "# a reason", "PARAMETER temperature 0", 'PARAMETER stop "<eos>"', 'PARAMETER stop "###"')
+    system = 'SYSTEM """You serve secret-customers.\nPARAMETER top_k 3\n"""'
+    (run / "gguf" / "Modelfile").write_text("\n".join([*lines, "parameter top_p 0.95", system]) + "\n")
+    for part, there in (("gguf", True), ("adapter", False)):
+        code, _, _ = _push(hub, tmp_path / "home", run, "--repo", f"me/{part}", "--part", part)
+        files = hub.repositories["model", f"me/{part}"].at("main")
+        assert code == 0 and ("params" in files) is there
+        assert all(b"secret-customers" not in data for data in files.values())
+    params = json.loads(hub.repositories["model", "me/gguf"].at("main")["params"])
+    assert params == {"temperature": 0, "stop": ["<eos>", "###"], "top_p": 0.95}
+
+
 def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: Path) -> None:
     """And Ollama runs no adapter, though it is the smallest file."""
     (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from skill_train.commands._ended_training import smoke_failure, warn_of_base_row
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
+from skill_train.gguf.export_files import parameters_in
 from skill_train.hub import repositories, upload
 from skill_train.hub.upload import PushFile, Uploaded
 from skill_train.plan.ancestry import sensitive_run
@@ -155,7 +157,16 @@ def gathered(options: PushOptions, console: Console) -> _Push:
         base_may_know=evaluation is not None and warn_of_base_rows(console, folder),
         private=not options.public,
     )
-    return _Push(folder, plan.recipe, facts, files + records_of(folder, proof, evaluation), others)
+    sampling = _ollama_parameters(folder) if "gguf" in parts else []
+    return _Push(folder, plan.recipe, facts, [*files, *sampling, *records_of(folder, proof, evaluation)], others)
+
+
+def _ollama_parameters(run: RunDir) -> list[PushFile]:
+    """`params`, from which `ollama run hf.co/…` takes sampling and stop words (https://huggingface.co/docs/hub/ollama).
+    The system message of the Modelfile is of the data, and is not sent."""
+    parameters = parameters_in(run.gguf / "Modelfile")
+    content = (json.dumps(parameters, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+    return [PushFile("params", None, content, "of the Modelfile")] if parameters else []
 
 
 def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from skill_train.run import export_record
 from skill_train.run.folder import RunDir
@@ -42,6 +45,20 @@ def model_of(modelfile: Path) -> str | None:
     """The model that a Modelfile's FROM names; None without a FROM."""
     match = _FROM.search(modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else "")
     return match[1] if match else None
+
+
+def parameters_in(modelfile: Path) -> dict[str, Any]:
+    """The parameters of a Modelfile, without those words that its SYSTEM may hold; empty without one."""
+    text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
+    text = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text)
+    parameters: dict[str, Any] = {}
+    for name, value in re.findall(r"^parameter[ \t]+(\S+)[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE):
+        if name == "stop":
+            parameters.setdefault(name, []).append(value[1:-1] if value[0] == value[-1] == '"' else value)
+        else:
+            with suppress(ValueError):
+                parameters[name] = json.loads(value)
+    return parameters
 
 
 def with_model(text: str, name: str) -> str:
