@@ -26,6 +26,7 @@ from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.chat.answering import Settings, answering
 from skill_train.llama.sampling import Sampling
+from skill_train.reference.load import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -168,6 +169,23 @@ def test_a_file_alone_is_asked_with_its_own_template(commands: Commands, made: g
     assert raw["prompt_tokens"] < answer["prompt_tokens"] and raw["answer"] != answer["answer"]
 
 
+def test_an_empty_system_message_is_sent(commands: Commands, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """It takes the place of the one that a template writes by itself."""
+    folder, file = serving.with_template(made, tmp_path, serving.TOOLS)
+    for system in ("", "Be brief."):
+        (answer,) = answers(commands, file, "--prompt", QUESTION, "--max-tokens", 1, "--system", system)
+        messages = [serving.system(system), serving.user(QUESTION)]
+        ids = load_tokenizer(folder).apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        assert answer["prompt_tokens"] == len(ids["input_ids"])
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--system"])
+def test_what_is_not_utf_8_is_refused(commands: Commands, run: Path, option: str) -> None:
+    words = ("--file", "merged", "--max-tokens", 1, "--prompt", QUESTION, option, os.fsdecode(b"na\xefve"))
+    done = asked(commands, run, *words)
+    assert done.code == 2 and "not UTF-8" in done.answer["error"]["message"]
+
+
 def test_a_file_without_a_template_is_refused(commands: Commands, made: gguf_maker.Export, tmp_path: Path) -> None:
     """llama-cpp-python would put llama-2's in its place."""
     bare = serving.templated(made.file("f16"), tmp_path / "bare.gguf", None)
@@ -292,7 +310,7 @@ def typed(words: list[str], lines: list[str]) -> tuple[int, str]:
                 if line == "\x03":  # this is not its controlling terminal
                     process.send_signal(signal.SIGINT)
                 else:
-                    os.write(master, line.encode())
+                    os.write(master, line.encode(errors="surrogateescape"))
                 seen += b"<typed>"
         if time.monotonic() > end:
             process.kill()
@@ -317,6 +335,9 @@ def test_a_conversation_in_a_terminal(made: gguf_maker.Export) -> None:
     )
     plain = seen.replace("\r", "")
     assert answer.replace("\x0c", "�") in plain and second.replace("\x0c", "�") in plain
+    assert plain.count("(cut by --max-tokens, or by the context)") == 2
+    code, seen = typed([file, "--max-tokens", "1"], ["\n", "na\udcefve\n", "\x04"])  # as Latin-1 has it
+    assert code == 0 and "Traceback" not in seen and seen.count("(cut by") == 1, seen
     code, seen = typed([file, "--max-tokens", "200"], ["Hello\n", "\x03"])
     assert code == 0, seen
 

@@ -102,6 +102,7 @@ def chat(options: ChatOptions, console: Console) -> Result:
             got="no terminal, or an answer that is not for a person",
             hint=f"skill-train chat {quoted(options.model)} --prompt TEXT",
         )
+    f"{options.prompt}{options.system}".encode()  # what is not UTF-8 ends here: no tokenizer reads it
     first = chosen(options.model, options.file)
     models = [first] if options.compare is None else [first, other(first, options.compare)]
     for model in models:
@@ -128,10 +129,14 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
         "prompt": prompt,
         "answers": [_data(speaker, reply) for speaker, reply in answers],
     }
-    first = answers[0][1].answer
-    cut = "" if first.stopped else "\n(cut by --max-tokens, or by the context)"
-    human = _side_by_side(answers) if len(answers) > 1 else lambda rich: rich.print(cut)
-    return Result(data, human=human, quiet=first.text)
+    first = answers[0][1]
+    human = _side_by_side(answers) if len(answers) > 1 else lambda rich: rich.print(_cut(first))
+    return Result(data, human=human, quiet=first.answer.text)
+
+
+def _cut(reply: CheckedAnswer) -> str:
+    """What is said behind an answer that the model did not end."""
+    return "" if reply.answer.stopped else "\n(cut by --max-tokens, or by the context)"
 
 
 def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
@@ -151,7 +156,7 @@ def _conversation(console: Console, speakers: list[_Speaker], images: list[str])
             if len(answers) > 1:
                 console.draw(_side_by_side(answers))
             else:
-                console.piece("\n")
+                console.piece(f"{_cut(answers[0][1])}\n")
     return Result({"models": [speaker.name for speaker in speakers], "turns": turns})
 
 
@@ -194,7 +199,7 @@ def _speaker(options: ChatOptions, chosen: Chosen, name: str) -> Iterator[_Speak
             hint="write the whole text into --prompt",
         )
     pictured = chosen.model.pictures is not None
-    system = [{"role": "system", "content": _content(options.system, 0, pictured)}] if options.system else []
+    system = [] if options.system is None else [{"role": "system", "content": _content(options.system, 0, pictured)}]
     with answering(chosen.model, settings) as loaded:
         yield _Speaker(name, loaded, settings, source, pictured, system)
 
@@ -298,7 +303,7 @@ def _side_by_side(answers: list[tuple[_Speaker, CheckedAnswer]]) -> Callable[[An
         table = rich_table(show_lines=True)
         for speaker, _ in answers:
             table.add_column(speaker.name, overflow="fold", ratio=1)
-        table.add_row(*(reply.answer.text for _, reply in answers))
+        table.add_row(*(f"{reply.answer.text}{_cut(reply)}" for _, reply in answers))
         rich.print(table)
 
     return draw

@@ -87,10 +87,10 @@ class Console:
     def typed(self, sign: str) -> str | None:
         """The next line that a person types in a terminal; None at the end of the input. `sign` is the prompt."""
         self.piece(sign)
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline().decode(sys.stdin.encoding, "replace")
         if not line:
             self.piece("\n")
-        return line.rstrip("\n") if line else None
+        return line.rstrip("\r\n") if line else None
 
     @property
     def is_conversation(self) -> bool:
