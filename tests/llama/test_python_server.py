@@ -360,6 +360,16 @@ def test_half_of_a_character_is_no_text(shared: Served, route: str, body: str) -
         assert answer.code == 400 and "is half of a character" in json.load(answer)["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])  # the first is curl's own
+def test_json_that_is_sent_as_something_else_is_told(shared: Served, kind: str) -> None:
+    body = json.dumps({"messages": [serving.user("x")], "max_tokens": 1}).encode()
+    request = urllib.request.Request(f"{shared.url}/chat/completions", body, {"Content-Type": kind})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    with caught.value as answer:
+        assert "the body, sent as Content-Type application/json" in json.load(answer)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("temperature", "NaN"), ("presence_penalty", "-Infinity"), ("logit_bias", '{"5": NaN}')]
 )
@@ -470,6 +480,15 @@ def test_the_temperature_comes_first(made: tuple[Path, Path], server: Served) ->
         post(f"{server.url}/chat/completions", words | {"top_k": 2, "seed": seed}, dict)
         found += server.report().answer_ids
     assert set(found) == {70, 80} and 4 <= found.count(80) <= 18
+
+
+def test_without_a_seed_each_answer_is_another(server: Served) -> None:
+    """The server took it from the answer before: behind one with a seed, the next was always the same."""
+    words, answers = {"messages": [serving.user("x")], "max_tokens": 6, "temperature": 1}, []
+    for seed in (5, None, 5, None):
+        post(f"{server.url}/chat/completions", words | {"seed": seed}, dict)
+        answers.append(server.report().answer_ids)
+    assert answers[0] == answers[2] and answers[1] != answers[3]
 
 
 def test_texts_that_end_the_models_answers_end_them_here(made: tuple[Path, Path], shared: Served) -> None:

@@ -5,6 +5,7 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 - guesses a chat format from the template's text, and takes llama-2's format if a file has no template;
 - reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
 - has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
+- takes the seed of an answer without one from the answer before, and begins with the same one;
 - penalizes the last 64 tokens of the answer alone, and takes the temperature behind top_k, top_p and min_p;
 - orders the fields of tools and messages by its own classes, and leaves out what they do not name;
 - lets the pages of every site ask it (CORS `*`);
@@ -229,6 +230,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         if body.logprobs or getattr(body, "top_logprobs", None):
             raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = job.name
+        options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
         _drop_start(options, llama, job.bos)
         chosen = prepare(body, proxy, model, options)
         _require_finite(options)
@@ -259,7 +261,8 @@ def _request_error(error: Any) -> str | None:
     if isinstance(error, UnicodeEncodeError):
         return half_character(error)
     if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
-        return "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+        found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
+        return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
     return str(error) if isinstance(error, _Refused) else None
 
 
