@@ -32,7 +32,7 @@ def test_the_proof_of_another_file_is_not_lost(tmp_path: Path) -> None:
     for file in (one, two):
         file.write_bytes(b"GGUF")
     digest = {"bytes": 4, "sha256": "0" * 64}
-    write_json(tmp_path / "verify.json", whole_records.proof(inputs={"ggufs": {"one.gguf": digest}}))
+    write_json(tmp_path / "verify.json", whole_records.whole_proof(inputs={"ggufs": {"one.gguf": digest}}))
     with pytest.raises(UsageError, match=r"is the proof of one\.gguf") as caught:
         verify._record_beside((two,))
     assert (caught.value.code, "--out" in caught.value.hint) == ("output_exists", True)
@@ -48,7 +48,7 @@ def test_an_out_that_is_named_keeps_the_proof_of_other_files_too(tmp_path: Path)
         file.parent.mkdir(parents=True)
         file.write_bytes(b"GGUF")
     record = other.parents[1] / "verify.json"
-    write_json(record, whole_records.proof(inputs={"ggufs": {other.name: {"bytes": 4, "sha256": "0" * 64}}}))
+    write_json(record, whole_records.whole_proof(inputs={"ggufs": {other.name: {"bytes": 4, "sha256": "0" * 64}}}))
     with pytest.raises(UsageError, match=r"other/verify\.json is the proof of run-f16\.gguf") as caught:
         verify._record_beside((mine,), record)
     assert caught.value.code == "output_exists"

@@ -61,7 +61,7 @@ def write_proof(folder: Path, **verdicts: str) -> None:
     ]
     worst = next(word for word in ("fail", "warn", "pass") if word in {check["verdict"] for check in checks})
     files = {path.name: _digest(path) for path in (folder / "gguf").iterdir()}
-    _write(folder / "verify.json", whole_records.proof(verdict=worst, checks=checks, inputs={"ggufs": files}))
+    _write(folder / "verify.json", whole_records.whole_proof(verdict=worst, checks=checks, inputs={"ggufs": files}))
 
 
 def _write(path: Path, document: Any) -> None:

@@ -67,7 +67,7 @@ def _write_proof(folder: Path, verdict: str) -> None:
     check = {"name": "tuned", "file": file.name, "verdict": verdict, "figure": 1.0, "threshold": "1 ± 0.05"}
     checks = [check | {"detail": "1.000 of the tuning"}]
     inputs = {"ggufs": {file.name: _digest(file)}}
-    _write(folder / "verify.json", whole_records.proof(verdict=verdict, checks=checks, inputs=inputs))
+    _write(folder / "verify.json", whole_records.whole_proof(verdict=verdict, checks=checks, inputs=inputs))
 
 
 def _write(path: Path, document: Any) -> None:

@@ -102,13 +102,6 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
             "",
         ),
         (
-            {"train": trained(), "convert": CONVERT, "verify": proven("pass", "fail") | {"verdict": "pass"}},
-            "fail",
-            "Not proven: 1 of 2 checks pass on 1 file",
-            "m-q8_0.gguf c1: it is fail",
-            "",
-        ),
-        (
             {"train": trained(), "convert": CONVERT, "verify": proven("pass", adapter={"bytes": 10, "sha256": "cc"})},
             "fail",
             "The proof is of other files",

@@ -7,6 +7,8 @@ from typing import Any
 _STEP = {"schema": "skill-train/step/1", "options": {}, "versions": {}, "outputs": {}, "seconds": 1.0}
 _STEP |= {"finished_at": "2026-11-21T10:00:00Z"}
 _CHECK = {"figure": 0, "threshold": 0, "figures": {}}
+_OF_A_MODEL = ("types", "metadata", "vocabulary", "weights", "tensors", "loads", "tokens", "chat_template")
+_OF_A_MODEL += ("special_tokens", "logits", "tuned", "answers")
 _MODEL = {"backend": "transformers", "why": "asked for", "device": "cpu", "loss": None, "perplexity": None}
 _MODEL |= {"exact_match": None, "asked_rows": 0, "score": None, "scored_rows": 0, "tokens_per_second": None}
 
@@ -18,6 +20,17 @@ def proof(**given: Any) -> dict[str, Any]:
     whole["inputs"] = inputs | given.get("inputs", {})
     whole["checks"] = [_CHECK | check for check in given.get("checks", [])]
     return {"samples": {"tokens": 2048}, **whole}
+
+
+def whole_proof(**given: Any) -> dict[str, Any]:
+    """A proof that a command reads: of each file it has all checks, those that are not given passed."""
+    whole = proof(**given)
+    for file in whole["inputs"]["ggufs"]:
+        found = {one["name"] for one in (*whole["checks"], *whole["not_checked"]) if one["file"] == file}
+        kind = ("projector", "projector_weights") if file.startswith("mmproj") else _OF_A_MODEL
+        passed = _CHECK | {"file": file, "verdict": "pass", "detail": ""}
+        whole["checks"] += [passed | {"name": name} for name in ("file", "digest", *kind) if name not in found]
+    return whole
 
 
 def evaluation(**given: Any) -> dict[str, Any]:

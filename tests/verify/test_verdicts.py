@@ -32,8 +32,7 @@ from skill_train.llama.template import Rendered
 from skill_train.reference.load import context_length
 from skill_train.reference.pictures import PictureReference, ReferencePart
 from skill_train.run.export_record import MIX_KEY
-from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import worst
+from skill_train.run.verify_record import Check, NotChecked, worst
 from skill_train.verify.check_adapter import _check_metadata, _check_types
 from skill_train.verify.check_answers import check_answers
 from skill_train.verify.check_header import check_digest, check_types, file_type, name_type

@@ -32,8 +32,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.merge_record import MergeRecord
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import TrainRecord, read_rows
-from skill_train.run.verify_record import Proof
-from skill_train.verify.check import worst
+from skill_train.run.verify_record import Proof, worst
 
 METHODS = ("text", "vision")
 QUANTS = {"text": "f16,q8_0,q4_k_m", "vision": "f16,q4_k_m"}

@@ -83,8 +83,7 @@ def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     of += "" if here else ", by the records alone"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
     lost = here and run.gone
-    failed = any(check.verdict == "fail" for check in proof.checks)  # as in `push`: proof.verdict may have been edited
-    word = "fail" if failed else "warn" if lost and proof.verdict == "pass" else proof.verdict
+    word = "warn" if lost and proof.verdict == "pass" else proof.verdict
     return _verdict(word, f"{head[word]}: {of}", because, run.command("export-gguf") if lost else "")
 
 

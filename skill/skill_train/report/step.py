@@ -31,7 +31,7 @@ from skill_train.report.sections import curve, differences, overview, run_view, 
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, RunView, SameView, SharedView
 from skill_train.report.words import placeless
-from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record
+from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record, verify_record
 from skill_train.run.earlier_start import require_trained_recipe
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
@@ -39,7 +39,6 @@ from skill_train.run.folder import RunDir
 from skill_train.run.merge_record import MergeRecord
 from skill_train.run.records import Record
 from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
-from skill_train.run.verify_record import Proof
 
 _DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "train": TrainRecord, "train.failed": TrainFailure, "environment": Environment, "merge": MergeRecord,
@@ -186,7 +185,7 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
     texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the user may have edited the file in the folder
     if (run.gguf / "Modelfile").is_file():
         texts["Modelfile"] = (run.gguf / "Modelfile").read_text(encoding="utf-8", errors="replace")
-    places = _places(run, plan.recipe)
+    places, verified = _places(run, plan.recipe), run.record("verify")
     call = name if run.path.is_absolute() else str(run.path)
     return ReportedRun(
         name=placeless(name, []),
@@ -194,7 +193,7 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
         documents=placeless(documents, places),
         metrics=train_record.read_steps(run.metrics),
         texts=placeless(texts, places),
-        proof=_placeless(_record(run.record("verify"), Proof), places),
+        proof=_placeless(verify_record.read(verified) if verified.is_file() else None, places),
         evaluation=_placeless(_record(run.record("evaluate"), Evaluation), places),
         demo=_placeless(_record(run.record("demo"), Demo), places),
         cloud=_placeless(cloud_record.read(run), places),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,12 @@ import msgspec
 from skill_train.core.digests import FileDigest
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
+
+_ORDER: tuple[Verdict, ...] = ("pass", "warn", "fail")
+# What every version says of each file that it could judge: a check, or why there is none.
+_OF_AN_ADAPTER = frozenset(["file", "digest", "types", "metadata", "weights", "loads", "logits", "tuned", "answers"])
+_OF_A_MODEL = _OF_AN_ADAPTER.union(["vocabulary", "tensors", "chat_template", "tokens", "special_tokens"])
+_OF_A_PROJECTOR = frozenset(["file", "digest", "projector", "projector_weights"])
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -78,5 +84,30 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> Proof:
-    """The proof in a file. Raises as `records.read`."""
-    return records.read(path, Proof)
+    """The proof in a file.
+
+    Raises:
+        UsageError: missing, no proof, or checks were taken out of it.
+    """
+    proof = records.read(path, Proof)
+    if lacks := _lacks(proof):
+        raise records.broken(path, lacks)
+    return proof
+
+
+def _lacks(proof: Proof) -> str:
+    """Why these are not all the checks that `verify` made; empty if they are. A proof of nothing would be green."""
+    findings: list[Finding] = [*proof.checks, *proof.not_checked]
+    for file in sorted(proof.inputs.ggufs):
+        found = {one.name for one in findings if one.file == file}
+        kind = _OF_A_MODEL if found & _OF_A_MODEL - _OF_AN_ADAPTER else _OF_AN_ADAPTER
+        kind = _OF_A_PROJECTOR if "projector" in found else kind
+        if kind - found and "everything else" not in found:
+            return f"{file} lacks {', '.join(sorted(kind - found))}"
+    verdict = worst(check.verdict for check in proof.checks)
+    return "" if proof.verdict == verdict else f"the verdict is {proof.verdict}, and the worst of its checks {verdict}"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of the verdicts; `pass` when there is none."""
+    return max(verdicts, key=_ORDER.index, default="pass")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +13,6 @@ from skill_train.core.errors import SkillTrainError
 from skill_train.run import export_record
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
-
-_ORDER: tuple[Verdict, ...] = ("pass", "warn", "fail")
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of the verdicts; `pass` when there is none."""
-    return max(verdicts, key=_ORDER.index, default="pass")
 
 
 def judged(figure: float, bounds: tuple[float, float]) -> Verdict:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.run.verify_record import Check, Finding, NotChecked
-from skill_train.verify.check import judged, parting_place, worst
+from skill_train.run.verify_record import Check, Finding, NotChecked, worst
+from skill_train.verify.check import judged, parting_place
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import Limits
 

@@ -6,8 +6,8 @@ import msgspec
 
 from skill_train.llama.logit_distance import Distance, TuningShare
 from skill_train.run.records import Verdict
-from skill_train.run.verify_record import Check, Finding, NotChecked
-from skill_train.verify.check import judged, worst
+from skill_train.run.verify_record import Check, Finding, NotChecked, worst
+from skill_train.verify.check import judged
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
 _COSTLY = 0.5  # share of the tuning's own effect: rounding that costs more is worth a warning

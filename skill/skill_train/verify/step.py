@@ -35,8 +35,8 @@ from skill_train.run import records, verify_record
 from skill_train.run.evaluate_record import rows_digest
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
-from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
-from skill_train.verify.check import Findings, worst
+from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions, worst
+from skill_train.verify.check import Findings
 from skill_train.verify.check_adapter import files_by_kind, judge_adapters
 from skill_train.verify.check_header import check_digest
 from skill_train.verify.engines.check import engine_versions

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
-from skill_train.run.verify_record import Check, Finding, NotChecked
-from skill_train.verify.check import judged, parting_place, worst
+from skill_train.run.verify_record import Check, Finding, NotChecked, worst
+from skill_train.verify.check import judged, parting_place
 from skill_train.verify.pictures.measured import SAME, MeasuredPictures, differing, mean_of
 from skill_train.verify.thresholds import limits
 
