@@ -14,6 +14,7 @@ import gguf
 import pytest
 
 import containers
+import planning
 from one_command import answered
 from skill_train.core import files as parts
 from skill_train.core.digests import FileDigest, digests
@@ -262,6 +263,34 @@ def test_a_folder_that_is_no_model_names_the_one_that_is(
     (own.parent / "merged").mkdir()
     (own.parent / "merged" / "config.json").write_text("{}")
     assert {hint(own), hint(own.parent)} == {"use the merged model: 'my run/merged'"}
+
+
+def test_a_folder_that_is_no_run_names_what_can_be_done_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plan --out plan.json` does not make a run of the folder in which it is called."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("plan.json", "my adapter/adapter_config.json", "my model/config.json", "a b.gguf"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text("{}")
+    hints = {name: answered("verify", name)[1]["error"]["hint"] for name in ("my adapter", "my model", "a b.gguf")}
+    assert hints == {
+        "my adapter": "skill-train merge --base BASE --adapter 'my adapter' --out MERGED",
+        "my model": "a model goes to --model, --base or --reference; its GGUF files: "
+        "skill-train export-gguf 'my model'",
+        "a b.gguf": "skill-train verify --reference MODEL --gguf 'a b.gguf'",
+    }
+
+
+def test_a_run_that_is_not_merged_yet_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run is continued with --model RUN/merged."""
+    monkeypatch.chdir(tmp_path)
+    Path("my run").mkdir()
+    Path("my run/plan.json").write_text(json.dumps(planning.plan_document(policy={}, fingerprints={})))
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    for command in ("plan", "local"):
+        code, answer = answered(command, "--data", "rows.jsonl", "--model", "my run/merged")
+        assert (code, answer["error"]["hint"]) == (2, "skill-train merge 'my run'")
 
 
 def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.program.events import json_object
 from skill_train.program.pictures.processor import PROCESSOR_FILES
+from skill_train.run.folder import way_to_model
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
 _NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # copies of the same weights in other formats
@@ -132,7 +133,8 @@ def check_id(model: str) -> None:
             code="unknown_model",
             expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
             got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
-            hint="check the path or the id; ids have the form NAMESPACE/NAME, as in the address of the model's page",
+            hint=way_to_model(path)
+            or "check the path or the id; ids have the form NAMESPACE/NAME, as in the address of the model's page",
         )
 
 

@@ -151,18 +151,26 @@ def open_run(path: Path) -> RunDir:
             code="not_a_run",
             expected="a folder that `skill-train local` made (it holds plan.json)",
             got="a file" if path.is_file() else "no such folder" if not path.is_dir() else "a folder without plan.json",
-            hint="give its GGUF file with --gguf, and the model that it was made from with --reference"
-            if path.suffix == ".gguf"
-            else f"give the folder of the run: {quoted(path.parent)}"
-            if path.is_dir() and RunDir.is_one(path.parent)
-            else way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first",
+            hint=_way_to_run(path),
         )
     return RunDir(path)
 
 
+def _way_to_run(path: Path) -> str:
+    """A hint for something that is no run."""
+    if path.suffix == ".gguf":
+        return f"skill-train verify --reference MODEL --gguf {quoted(path)}"
+    if path.name in _RUN_FILES and path.is_dir() and RunDir.is_one(path.parent):
+        return f"give the folder of the run: {quoted(path.parent)}"
+    if (path / "config.json").is_file():
+        return f"a model goes to --model, --base or --reference; its GGUF files: skill-train export-gguf {quoted(path)}"
+    return way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first"
+
+
 def way_to_model(folder: Path) -> str | None:
-    """A hint if the user gave a run or an adapter in place of a model; None for another folder."""
-    run = folder.parent if folder.name == "adapter" and RunDir.is_one(folder.parent) else folder
+    """A hint for a run or an adapter in place of a model; None for another folder."""
+    of_run = folder.name == "adapter" or (folder.name == "merged" and not folder.exists())
+    run = folder.parent if of_run and RunDir.is_one(folder.parent) else folder
     if RunDir.is_one(run):
         if (merged := run / "merged").is_dir():
             return f"use the merged model: {quoted(merged)}"
