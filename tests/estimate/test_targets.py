@@ -198,3 +198,15 @@ def test_sizes(text: str, count: float) -> None:
 def test_this_machine(machine: str, family: str, bandwidth: float | None) -> None:
     target = machine_target(recorded_machine(machine))
     assert (target.family, target.gigabytes_per_second) == (family, bandwidth)
+
+
+def test_memory_alone_is_told_to_be_that_of_a_computer() -> None:
+    """A phone gives an app less: the least of 8 GB is 5.2 GB there, and 6 GB here."""
+    plain, phone = find_target(None, "8GB", None), find_target("Android mid-range", "8GB", None)
+    assert (plain.usable_bytes[0], phone.usable_bytes[0]) == (6.0e9, 5.2e9)
+    assert "usable: as of a computer, judged, not measured: the system takes 10 to 25 %; a phone takes more" in (
+        plain.reasons
+    )
+    with pytest.raises(UsageError) as raised:
+        find_target("Nokia 3310", None, None)
+    assert "phone: --for 'Android mid-range' --memory 8GB" in raised.value.hint

@@ -103,7 +103,8 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
                 expected="--memory, such as 8GB, or --for with the name of a device",
                 hint="references/devices.md lists the devices",
             )
-        reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
+        usable_as = "usable: as of a computer, judged, not measured: the system takes 10 to 25 %; a phone takes more"
+        reasons = ["memory: --memory", usable_as]
         reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
         usable = (_STATED_USABLE[0] * stated, _STATED_USABLE[1] * stated)
         name_of_size = f"a device of {stated / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
@@ -176,7 +177,8 @@ def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
             f"no device {name[:_SHOWN]!r} is in the table",
             code="bad_usage",
             expected="one of " + ", ".join(names[key] for key in near) if near else "a device of the table",
-            hint="state it: --memory 8GB --bandwidth 51GB/s; references/devices.md lists those that have a name",
+            hint="state a computer: --memory 8GB --bandwidth 51GB/s; a phone: --for 'Android mid-range' --memory 8GB; "
+            "references/devices.md lists those that have a name",
         )
     size = int(sizes[0]) if sizes else None
     sold = sorted({size for row in same_name for size in row.memory_gb})
