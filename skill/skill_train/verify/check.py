@@ -1,4 +1,4 @@
-"""Verdicts, what was found so far, the check that counts faults, and words that several checks share."""
+"""Verdicts, the findings so far, the check that counts faults, and small helpers that several checks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skill_train.run.verify_record import Check, Finding, NotChecked
 
 
 def judged(figure: float, bounds: tuple[float, float]) -> Verdict:
-    """Above the first bound it is a warning; above the second, or no number, a failure."""
+    """`warn` above the first bound; `fail` above the second, or if the figure is NaN; otherwise `pass`."""
     return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
 
 
@@ -52,7 +52,7 @@ class Findings:
                 self.not_checked.append(finding)
 
     def doubt_tuned(self, exports: object) -> None:
-        """Says first, where `tuned` does not pass, that the export did not make this file."""
+        """If `tuned` does not pass and the file is not the exported one, says so at the start of the check's detail."""
         why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict == "fail"}
         why |= {one.file: one.reason for one in self.not_checked if one.name == "digest" and exports}
         for place, one in enumerate(self.checks):

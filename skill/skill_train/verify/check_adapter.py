@@ -129,7 +129,7 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
     faults, alpha = [], gguf.metadata.get("adapter.lora.alpha")
     if gguf.metadata.get("adapter.type") != "lora":
         faults.append(f"adapter.type is {gguf.metadata.get('adapter.type')!r}, not 'lora'")
-    if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha <= 0:  # llama.cpp takes 0 for the rank
+    if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha <= 0:  # with alpha 0 llama.cpp uses the rank
         faults.append(f"adapter.lora.alpha is {alpha!r}, not a number above 0")
     if architecture is not None and gguf.architecture != architecture:
         faults.append(f"general.architecture is {gguf.architecture!r}, the base's is {architecture!r}")
@@ -140,10 +140,10 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
 
 
 def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference, findings: Findings) -> None:
-    """Compares what llama.cpp answers with the adapter beside the base with base + adapter through PEFT."""
+    """Compares the answers of llama.cpp, with the adapter beside the base, with those of base + adapter in PEFT."""
     file, measured = gguf.path.name, reference.measured
     job_of_base = job_of(base, reference, [], threads=physical_cores())
-    # The base was not rounded on its way into its file, and nothing was merged.
+    # The reference is not rounded, because nothing was merged and the base's file has the base's own weights.
     job = msgspec.structs.replace(job_of_base, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:
         result = inference.ask(job)

@@ -27,7 +27,7 @@ _FALLBACKS = {
     **dict.fromkeys(("Q2_K", "Q3_K"), ("Q4_0", "IQ4_NL")),
 }
 _DEFAULT_FALLBACK = ("IQ4_NL",)
-# Matrices that mixtures store in a finer type, and types of which they store all of these so, or almost all (Falcon).
+# Matrices that mixed types store in a finer type, and the file types that do so for all, or almost all (Falcon).
 _FINER = ("ffn_down", "attn_output")
 _FINER_KINDS = {"q2_k": ("Q3_K",), "q3_k_m": ("Q4_K", "Q5_K"), "q3_k_l": ("Q5_K", "Q4_K")}
 _PLAIN = ("F32", "F16", "BF16")

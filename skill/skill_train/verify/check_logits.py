@@ -67,7 +67,7 @@ def check_logits(
 
 
 def with_unread_epsilon(check: Finding, epsilon: float | None) -> Finding:
-    """The check of logits; of a file that does not pass with the epsilon of the norms that llama.cpp does not read."""
+    """The check of logits. If it does not pass, its detail names the epsilon of norms that llama.cpp does not read."""
     if epsilon is None or isinstance(check, NotChecked) or check.verdict == "pass":
         return check
     why = (

@@ -80,8 +80,8 @@ def check_chat_template(
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The special token with which the reference's template ends an answer, as training finds it: of several in a row
-    the end token. None when there is none."""
+    """The id of the special token with which the reference's template ends an answer; None when there is none. If
+    several special tokens follow each other, it is the last one up to the end token, as in training."""
     if not tokenizer.chat_template:
         return None
     [rendered] = render_reference(tokenizer, [CONVERSATIONS[1]])
@@ -94,8 +94,8 @@ def turn_end(tokenizer: Any) -> int | None:
 
 
 def opening(tokenizer: Any) -> str | None:
-    """The line that the reference's template writes right before a question, by which training knows rows that were
-    rendered before; None when there is no template."""
+    """The line that the reference's template writes right before a question; None when there is no template. Training
+    recognizes rows that were already rendered by this line."""
     if not tokenizer.chat_template:
         return None
     [rendered] = render_reference(tokenizer, [CONVERSATIONS[0]])

@@ -45,7 +45,7 @@ def special_strings(tokenizer: Any) -> list[str]:
 
 
 def strings_of_spaced_tokens(tokenizer: Any) -> list[str]:
-    """Added tokens that take the spaces beside them, or count only as a word of their own, in such places."""
+    """Texts that put spaces or letters beside added tokens which take such spaces, or count only as a whole word."""
     added = tokenizer.added_tokens_decoder.values()
     spaced = [str(token) for token in added if token.lstrip or token.rstrip or token.single_word][:8]
     return [f"word {token} word {token}s" for token in spaced]
@@ -174,10 +174,10 @@ def check_trained(
         rows: the rows of `samples.jsonl`.
         shipped: for each row, llama.cpp's ids of it through the file's own template, or the reason why there are none.
         eos: the token that training appends to plain text which does not end with it.
-        opening: what the file's template writes right before a question; None if it writes no template around what a
-            user asks. Rows that were trained without it are then not what the file makes of a question. That is a
-            failure, or a warning if the recipe asked for bare text. A text that holds it was rendered before training.
-        turn_end: the token that ends a turn of that template. So was a text that goes on behind it.
+        opening: what the file's template writes right before a question; None without a template. With a template, a
+            row that was trained without it is a failure, or a warning if the recipe asked for bare text. A text that
+            holds `opening` counts as rendered before training.
+        turn_end: the token that ends a turn of that template. A text that goes on behind it counts as rendered too.
     """
     if not rows:
         return NotChecked("trained_is_shipped", file, "no rows of text alone were given, such as a training run keeps")
@@ -207,9 +207,9 @@ def check_trained(
 
 
 def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: int | None) -> Finding:
-    """The result of `check_trained`, as a warning where use has another prompt than the rows, or other tokens of it: a
-    <think> more, or the system message that Mistral 7B v0.3 leaves out of whole rows, or `begins`, which llama.cpp puts
-    before each text."""
+    """The result of `check_trained`, as a warning if a user's prompt has another text or other tokens than the rows.
+    Such differences are one more <think>, the system message that Mistral 7B v0.3 leaves out of whole rows, and
+    `begins`, the token that llama.cpp puts before each text."""
     chats = [row for row in rows if row["kind"] == "chat"]
     asked = [Conversation(before_last_answer(row["messages"]), row.get("tools"), True) for row in chats]
     prompts = [rendered.text or "" for rendered in render_reference(tokenizer, asked)] if chats else []
@@ -231,7 +231,7 @@ def with_other_prompts(check: Finding, rows: list[Row], tokenizer: Any, begins: 
 
 
 def _with_prompts_that_run_on(check: Check, pairs: list[tuple[Row, str]], tokenizer: Any) -> Check:
-    """The result as a warning where a prompt alone gets other tokens than before its answer: two newlines are one."""
+    """The result as a warning if a prompt alone gets other tokens than with its answer, as where two newlines merge."""
     count, shown = 0, ""
     for row, prompt in pairs:
         alone, fed = (tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, row["rendered"]))

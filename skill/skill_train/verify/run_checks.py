@@ -202,8 +202,8 @@ def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
 
 
 def export_records(run: Path, files: Iterable[Path]) -> dict[str, ExportedFile]:
-    """What the export steps recorded of files, by their names: those of the run, and those beside a file, wherever the
-    proof goes."""
+    """What the export steps recorded of each file, by its name. The records come from the run and from the files' own
+    folders."""
     recorded = {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
     beside = {file.name: export_record.outputs(file.parent).get(file.name) for file in files}
     return recorded | {name: exported for name, exported in beside.items() if exported is not None}

@@ -101,8 +101,8 @@ class VerifyRequest:
         base: the model that the adapter was trained on. It shows that the files hold the tuned model. None skips that.
         ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
-        run: the folder with the records of the merge and of the export, beside those that lie beside a file; None: the
-            folder of `record`.
+        run: the folder with the records of the merge and of the export; None for the folder of `record`. Records that
+            lie beside a file are read too.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
@@ -301,7 +301,7 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
 
 
 def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findings) -> None:
-    """A proof in which no file is compared with anything would end well."""
+    """Refuses a proof in which no file is compared with anything, because it would pass."""
     if compared or any(check.verdict == "fail" for check in findings.checks):
         return
     raise UsageError(
@@ -314,7 +314,7 @@ def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findi
 
 
 def _require_proof(record: Path) -> None:
-    """Only a proof is replaced. What cannot be read may have been one under the name that a proof has by itself."""
+    """Refuses to replace a file that is not a proof. A broken verify.json may be one, so its own error is raised."""
     document = None
     try:
         document = records.read_json(record) if record.is_file() else None

@@ -8,7 +8,7 @@ Published figures of quantized files against f16, both on Wikitext-2:
 A figure up to the first factor times the published one passes, above the second it fails, between the two it warns.
 The factors are wide because tiny and small models suffer more than 8B ones: correct q4_k_m files of two-layer models
 with random weights measured 0.03 to 0.2 nats (1 to 6 times), q8_0 0.0005 to 0.002; with the rows of one attention
-matrix shifted by one, 0.7 to 1.5. What such a figure cannot tell, `tensors` and `tuned` do.
+matrix shifted by one, 0.7 to 1.5. The checks `tensors` and `tuned` find what such a figure does not show.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _BITS = {
     "q3_k_l": 4.3, "q3_k_m": 4.0, "iq3_m": 3.76, "iq3_xs": 3.5, "iq3_xxs": 3.25, "q2_k": 3.16, "iq2_m": 2.93,
     "iq2_xs": 2.59, "iq2_xxs": 2.38, "iq1_m": 2.15, "iq1_s": 2.0,
 }  # fmt: skip
-# A mix on held-out rows, over what was measured of it on training rows that nothing was computed of. Above the first
-# it warns, above the second it fails. A matrix that was exchanged multiplies it by a hundred.
+# Factors for a mix on held-out rows, over its divergence on training rows that the mix was not made from. Above the
+# first it warns, above the second it fails. A matrix that was exchanged multiplies the divergence by a hundred.
 _OF_MEASURED = (3.0, 10.0)
 
 # Unquantized files. Correct f16 files measured 4e-8 to 2e-6 (the latter on two-layer models with large random weights),
@@ -133,8 +133,8 @@ def mix_limits(bits: float, measured_kl: float | None) -> Limits:
     """The bounds for a mix of types with so many bits a weight.
 
     Args:
-        measured_kl: of this file against the unquantized one, at the export. It counts where it is nearer than what is
-            published of types of this size.
+        measured_kl: of this file against the unquantized one, at the export. It counts where its bounds are narrower
+            than the published ones for types of this size.
     """
     kind = next((kind for kind, its in _BITS.items() if its <= bits), "iq1_s")
     bounds = limits(kind)

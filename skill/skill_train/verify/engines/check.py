@@ -37,10 +37,10 @@ _REMEDY = {
 
 
 def engine_versions(chosen: tuple[str, ...]) -> dict[str, str]:
-    """The version of each engine that was chosen; empty for one that is not here, where all were chosen.
+    """The version of each chosen engine. With `all`, it is empty for an engine that is not installed.
 
     Raises:
-        NotInstalled: one that was named is not here.
+        NotInstalled: an engine that was named is not installed.
     """
     names = ENGINES if ALL in chosen else tuple(dict.fromkeys(chosen))
     versions = {name: _version(name) for name in names}
@@ -101,7 +101,7 @@ def _checked(name: str, own: list[list[int]], expected: list[Expected], words: V
 def run_engine(
     name: str, gguf: Path, expected: list[Expected], context: int, projector: Path | None = None
 ) -> EngineRun:
-    """Its answers. llama_cpp.server is asked without a projector."""
+    """Asks an engine the questions. llama_cpp.server is asked without a projector."""
     questions, threads = [each.question for each in expected], physical_cores()
     if name == PYTHON_SERVER:
         return python_server.ask(gguf, questions, context_tokens=context, threads=threads)
@@ -142,7 +142,7 @@ def _job(gguf: GgufFile, context: int, **request: Any) -> InferenceJob:
 
 
 def _check_answers(run: EngineRun, right: list[Judged], words: Vocabulary, context: int) -> list[Finding]:
-    """The answers to the prompts that were right."""
+    """Judges the answers and their ends, but only for the prompts that the engine wrote right."""
     name, file = run.engine, words.gguf.path.name
     if not right:
         why = f"{name}: no prompt is the model's own, so the answers are to other prompts"

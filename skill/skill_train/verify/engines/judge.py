@@ -1,4 +1,4 @@
-"""Adds what engines make of the files of a proof to its findings."""
+"""Adds the checks in engines to the findings of a proof."""
 
 from __future__ import annotations
 

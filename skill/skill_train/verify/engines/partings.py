@@ -17,13 +17,13 @@ from skill_train.verify.engines.questions import Expected
 _AROUND = 40
 _SPACE = "\u2581"  # as SentencePiece writes it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_ANY_END = -1  # in place of the token with which an engine ended its answer, which it does not tell
+_ANY_END = -1  # stands for the token with which an engine ended its answer, because engines do not report it
 Judged = tuple[EngineAnswer, list[int], Expected]  # an engine's answer, the file's own, and what was asked
 
 
 @dataclass(frozen=True)
 class Parting:
-    """The tokens before it, the file's own token, and the engine's."""
+    """A place where an engine's answer leaves the file's own: the tokens before it, and the next token of each."""
 
     before: list[int]
     own: int
@@ -32,10 +32,10 @@ class Parting:
 
 @dataclass(frozen=True)
 class End:
-    """An end of an answer where the file does not end it."""
+    """A difference between the end of an engine's answer and the end of the file's own."""
 
     why: str
-    choices: list[tuple[Expected, Parting]]  # of a token that may have led there; none where none did
+    choices: list[tuple[Expected, Parting]]  # partings that may have led there; empty if there are none
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Vocabulary:
     ends: frozenset[int] = frozenset()  # the tokens that end an answer
 
     def text(self, ids: list[int]) -> str:
-        """Without the space in front, which engines show and leave out, and without half a character at the end."""
+        """The text without a space in front, which only some engines show, or half a character at the end."""
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text).lstrip().rstrip("\ufffd")
 
@@ -114,21 +114,21 @@ def parted(judged: Iterable[Judged], words: Vocabulary) -> tuple[list[tuple[Expe
 
 
 def unlike(ends: list[End], most: float, gaps_of: Callable[[list[tuple[Expected, Parting]]], list[float]]) -> list[str]:
-    """The ends that no choice explains between two tokens that the file holds for almost equally likely.
+    """The reasons of the ends that no choice between two almost equally likely tokens explains.
 
     Args:
-        most: nats by which it may prefer its own.
+        most: nats by which the file may prefer its own token.
     """
     found = iter(gaps_of([choice for end in ends for choice in end.choices]))
     return [end.why for end in ends if min([next(found) for _ in end.choices], default=math.inf) > most]
 
 
 def compare(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
-    """Where the answer leaves the file's own, and how its end differs, with the choice that led there if it was one of
-    a token; None and nothing where they are equal.
+    """Where the answer leaves the file's own, and how its end differs; None and an empty text if they are equal. If the
+    end differs, the parting is the choice of a token that led there, or None.
 
     Args:
-        own: with the token that ends it.
+        own: the file's own answer, with the token that ends it.
     """
     end, own = (own[-1], own[:-1]) if own and own[-1] in words.ends else (None, own)
     if answer.tokens is not None:
@@ -180,8 +180,8 @@ def _ends_inside(text: bytes) -> bool:
 
 
 def _other_text(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
-    """How the text of equal tokens differs, as where a parser takes a part of an answer for something else. Of half
-    characters engines show what they like."""
+    """How the engine's text differs although the tokens are equal; its parser may leave out a part of an answer. Texts
+    with half characters are not compared, because each engine shows them in its own way."""
     theirs, text = answer.text.strip(), text.strip()
     longer = len(own) == expected.question.most and theirs.startswith(text)
     if theirs == text or longer or "\ufffd" in theirs + text:
@@ -211,8 +211,8 @@ def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vo
 
 
 def _token_at(before: str, theirs: str, pieces: list[bytes], words: Vocabulary) -> int | None:
-    """The engine's token behind a text, by the bytes of its tokens. None if it does not tell, or tells others than
-    those of its answer: Ollama leaves out tokens without text."""
+    """The engine's token behind a text, by the bytes of its tokens. None if the engine does not report them, or if they
+    do not make up its answer: Ollama leaves out tokens without text."""
     if _as_text(pieces) != theirs:
         return None
     texts = [_as_text(pieces[:number]) for number in range(len(pieces))]

@@ -36,7 +36,7 @@ _OWN_PROMPTS = (
     f"{PYTHON_SERVER}: it writes prompts with pictures by handlers of its own, one for each family, and not by the "
     "file's template: serve a pair with llama-server"
 )
-# Ollama's is read in its llm/llama_server.go of 2026-08-21 (`llamaServerChatMessage`, `qwenVLServerArgs`), and seen
+# Ollama's: see its llm/llama_server.go of 2026-08-21 (`llamaServerChatMessage`, `qwenVLServerArgs`), and seen
 # with 0.33.0-rc2: pictures of 36 tokens had 1,024 and more.
 _REMEDY = {
     LLAMA_SERVER: "compare its version with that of llama-cpp-python, and let it take the file's own template",
@@ -52,8 +52,8 @@ class _Own:
     answers: list[list[int]]
     ends: frozenset[int]  # the tokens that ended them
     prompt_tokens: list[int]
-    # by how many nats the pair prefers its own token to that of its answer to grey pictures of the same sizes, where
-    # the two answers part; of answers that are equal there is none
+    # The pair is also asked about grey pictures of the same sizes. Where the two answers part: the nats by which it
+    # prefers its own token to the one for grey pictures. Equal answers have no gap.
     blank_gaps: list[float]
 
 
@@ -63,7 +63,7 @@ def check_pair_in_engines(
     """`engine_pictures` of each engine, under the name of the language model.
 
     Args:
-        expected: of `picture_questions`.
+        expected: the result of `picture_questions`.
     """
     name = pair.text.name
     if not expected:
@@ -89,7 +89,7 @@ def picture_questions(tokenizer: Any, questions: list[PictureQuestion], most: in
     """Questions as engines get them, each with the prompt of llama.cpp's server.
 
     Args:
-        questions: with their answers, which are not shown.
+        questions: with their answers, which engines do not get.
         most: tokens that an answer may have.
     """
     if not tokenizer.chat_template:
@@ -184,7 +184,7 @@ def _judged(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tok
 
 
 def _judged_answers(run: EngineRun, pair: Pair, own: _Own, expected: list[Expected], tokenizer: Any) -> Finding:
-    """Of prompts that are right: the rest of what the engine could show the model is in its pictures."""
+    """Judges the answers to right prompts. Only the pictures could still be others than the ones of the question."""
     words = Vocabulary(tokenizer, read_gguf(pair.text), own.ends)
     partings, ends = parted(zip(run.answers, own.answers, expected, strict=True), words)
     gap, blank = max(_gaps(pair, partings), default=0.0), max(own.blank_gaps, default=0.0)

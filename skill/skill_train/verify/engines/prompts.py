@@ -28,7 +28,7 @@ def difference(answer: EngineAnswer, expected: Expected, tokens: int, tokenizer:
 
 
 def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
-    """Of the text of a prompt; a BOS may be left to the engine's tokenizer."""
+    """How the text of a prompt differs; empty for nothing. A missing BOS is left to the engine's tokenizer."""
     bos = tokenizer.bos_token or ""
     if own is not None and own.removeprefix(bos) == expected.removeprefix(bos):
         return ""
@@ -37,7 +37,7 @@ def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
 
 
 def _difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
-    """Of the tokens that the engine read: a BOS that it reads twice does not show in the text of a prompt."""
+    """How the number of tokens that the engine read differs. A BOS that it reads twice is not in the prompt's text."""
     if answer.no_answer or answer.prompt_tokens == expected:
         return ""
     if answer.prompt_tokens is None:

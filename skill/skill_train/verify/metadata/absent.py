@@ -1,7 +1,7 @@
-"""What a model computes with of which its files state nothing, because it has no such part: no cap, no experts.
+"""Values for keys that the model's files do not state, because the model has no such part: no cap, no experts.
 
-llama.cpp computes the same with these values as without the key. They hold for architectures of which a correct file
-was tried: elsewhere config.json may state the number by a name that is not known here.
+llama.cpp computes the same with these values as without the key. They hold only for architectures of which a correct
+file was tried. For others, config.json may state the number by a name that is not known here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _CONSTANTS: dict[str, float] = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
-# Their config.json need not count the layers that predict further tokens.
+# Architectures whose config.json need not count the layers that predict further tokens.
 _PREDICT = {"qwen3next", "qwen35", "qwen35moe"}
 _UNSCALED = {"llama3", "dynamic", "mrope"}  # llama.cpp scales none of these by metadata
 
 
 def lacking(key: str, value: Any, config: Stated, gguf: GgufFile) -> Any:
-    """What a key must be that config.json and its class do not state; None where that is not known.
+    """The value that a key must have if config.json and its class do not state it; None where it is not known.
 
     Args:
-        value: of the key.
+        value: the key's value in the file.
     """
     if gguf.architecture not in TRIED or not config.fields:
         return None

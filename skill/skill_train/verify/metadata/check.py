@@ -46,10 +46,10 @@ _OTHER_NAMES = {
 
 
 def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | None = None) -> Check:
-    """Checks that each key of the architecture has the value that config.json states, and each key of sampling that of
-    generation_config.json.
+    """Checks that each key of the architecture has the value that config.json states, and each key of sampling the
+    value that generation_config.json states.
 
-    A key for which they state nothing must change nothing. Where it is not known what that is, it is a warning.
+    A key that they do not state must have a value that changes nothing. If that value is not known, the check warns.
     """
     values = stated(config)
     prefix = f"{gguf.architecture}."
@@ -76,8 +76,8 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
 
 
 def _with_differences(check: Check, config: JsonObject) -> Check:
-    """A warning if llama.cpp is known to compute something else than config.json says: a quantized file's logits may
-    lie nearer than the loss of its type."""
+    """A warning if llama.cpp is known to compute something else than config.json says. The logits of a quantized file
+    may not show it, because the difference can be smaller than the loss of its type."""
     text = text_config(config)
     reason = computed_otherwise(str(from_config.architecture(text, config)), text)
     if reason is None or reason.startswith("llama.cpp's converter"):  # what that leaves out shows in the file itself
@@ -135,8 +135,8 @@ def _short(value: Any) -> str:
     return f"[{len(value)} values: {', '.join(map(str, value[:4]))}…]" if isinstance(value, list) else str(value)
 
 
-# The value that llama.cpp uses when the key is missing. Of the other keys, it refuses a file without them, or the
-# architecture does not read them.
+# The value that llama.cpp uses when the key is missing. If another key is missing, llama.cpp refuses the file, or the
+# architecture does not read that key.
 _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "block_count": lambda *_: None,
     "context_length": lambda *_: None,
@@ -195,7 +195,7 @@ def _missing(gguf: GgufFile, config: Stated) -> list[str]:
 
 
 def _deepseek_gating(gguf: GgufFile) -> int:
-    """Softmax. For what llama.cpp takes for GLM-4.7-Flash, by its size, it is sigmoid."""
+    """Softmax; sigmoid for a model that llama.cpp takes for GLM-4.7-Flash because of its size."""
     layers, tokens = gguf.of_architecture("block_count"), len(gguf.tokens)
     return 2 if layers in (47, 48) and tokens == 154880 else 1
 

@@ -163,8 +163,8 @@ def _layers(config: Stated, gguf: GgufFile) -> Any:
 
 
 def _feed_forward(config: Stated, gguf: GgufFile) -> Any:
-    """The width that the tensors of the file have, because these are compared themselves; or else that of
-    config.json."""
+    """The width of the file's own tensors, which another check compares; config.json's width if they have several
+    widths or there are none."""
     layers = ((_DOWN.fullmatch(name), tensor) for name, tensor in gguf.tensors.items())
     rows = {int(layer[1]): tensor.shape[0] for layer, tensor in layers if layer}
     lengths = set(rows.values())
@@ -203,7 +203,7 @@ def window(config: Stated, gguf: GgufFile) -> Any:
         return 0
     pattern = gguf.of_architecture("attention.sliding_window_pattern")
     if isinstance(pattern, list) and not any(pattern) and set(config.layer_kinds) == {"full_attention"}:
-        return gguf.of_architecture("attention.sliding_window")  # of no layer
+        return gguf.of_architecture("attention.sliding_window")  # no layer uses it
     return config("sliding_window", "sliding_window_size") or 0
 
 

@@ -216,8 +216,8 @@ def _type_faults(types: list[int], own: list[str | None], files: Files, special:
 
 def _allowed_types(own: list[str | None], files: Files, special: set[int]) -> Iterator[tuple[int, set[int]]]:
     """The types of llama.cpp that each token may have. An added token that is not special is stored as text, or as a
-    control token if it looks like one: answers are shown without control tokens. As an ordinary token it is found in a
-    text only where it is a piece of the model itself."""
+    control token if it looks like one: answers are shown without control tokens. It may be an ordinary token only if it
+    is a piece of the model itself, because llama.cpp does not find it in a text otherwise."""
     pieces = _piece_types(files.pieces) if files.pieces is not None else []
     spelled = files.document.get("model", {}).get("vocab", own)  # a list of texts, or of pieces with their scores
     spelled = {each if isinstance(each, str) else each[0] for each in spelled if each}
@@ -278,6 +278,6 @@ def _sentencepiece(folder: Path) -> Any:
 
 
 def _json(file: Path) -> JsonObject:
-    """The object in a file, which may be a vocabulary that was not read before; empty where there is no file."""
+    """The object in a JSON file; empty if the file is missing."""
     document: JsonObject = foreign_json(file) if file.is_file() else {}
     return document

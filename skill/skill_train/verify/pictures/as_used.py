@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from skill_train.reference.pictures import PictureReference
 
-# Nats a token, what q8_0 costs an 8B model (thresholds.py) and nobody hears. Measured on tiny pairs, with the text
+# Nats a token: what q8_0 costs an 8B model (thresholds.py), which nobody notices. Measured on tiny pairs, with the text
 # around the picture as in training: 5e-8 to 1e-6 where llama.cpp resizes as Pillow does (SmolVLM; in Qwen-VL and in
 # Gemma 3 pictures of the target's shape), and 0.04 or more where it letterboxes, however little. One space more before
 # a picture (SmolVLM) is 0.008 to 0.014.
 _UNHEARD = 0.001355
-_TRAINED = 2e-5  # the same where llama.cpp's pixels were trained: an f16 file's (thresholds.py); 0 measured
+_TRAINED = 2e-5  # the same for a model trained on llama.cpp's pixels, as for f16 files (thresholds.py); 0 measured
 _OTHER_WAY = (
     f"the training had the pictures of llama.cpp in llama-cpp-python {ENGINE_VERSION} (preprocess: engine), and this "
     "one prepares them in another way"
@@ -45,8 +45,8 @@ def check_as_used(
 
     Args:
         answers: to the questions in their order, with llama.cpp's own preprocessing.
-        same: of the same files, given the model's own pixels: what quantization costs is in both. None where there are
-            none; then the model itself is compared with.
+        same: answers of the same files to the model's own pixels, so that both have the cost of quantization. None if
+            there are none; then `answers` is compared with the model's own answers.
     """
     import numpy as np
 
@@ -113,7 +113,7 @@ def _differences(figures: dict[str, object], tokens: list[tuple[int, int]]) -> s
 def _divergences(
     measured: MeasuredPictures, logits: np.ndarray, reference: PictureReference, answer: PictureAnswer
 ) -> np.ndarray:
-    """Of the tokens at the end that both read; the text next to a picture may differ.
+    """KL divergences, in nats, of the tokens at the end that both read; the text next to a picture may differ.
 
     Args:
         logits: for the text behind the picture, with the model's own pixels.

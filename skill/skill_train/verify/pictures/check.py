@@ -40,7 +40,7 @@ def check_pairs(
         image: the model that was exported (the merged one, where an adapter was trained), and how its recipe reads
             pictures.
         questions: about held-out pictures, with their answers.
-        base: what it was trained from; None where that is not at hand, or the same.
+        base: the model before the training; None if it is not at hand, or is `image` itself.
 
     Raises:
         UsageError: the model is of a family whose pictures cannot be verified, or cannot be loaded.

@@ -16,7 +16,7 @@ from skill_train.reference.pictures import PictureQuestion, PictureReference, pi
 if TYPE_CHECKING:
     import numpy as np
 
-SAME = 1e-4  # of a normalized colour, whose steps are 0.008 or more
+SAME = 1e-4  # tolerance for a normalized colour, whose steps are 0.008 or more
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MeasuredPictures:
 
     @cached_property
     def blank(self) -> float:
-        """Mean divergence, in nats, of the model on grey pictures from itself."""
+        """Mean KL divergence, in nats, of the model's logits for grey pictures from those for the real ones."""
         return mean_of(self.divergences(one.logits, one.blank) for one in self.answers)
 
     def text(self, ids: list[int]) -> str:
@@ -71,7 +71,7 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
 
 
 def mean_of(parts: Iterable[np.ndarray]) -> float:
-    """Of all numbers together; NaN where there are none."""
+    """The mean of all numbers together; NaN where there are none."""
     import numpy as np
 
     arrays = list(parts)
@@ -79,7 +79,7 @@ def mean_of(parts: Iterable[np.ndarray]) -> float:
 
 
 def differing(expected: np.ndarray, got: np.ndarray) -> float:
-    """Share of the pixels of which a colour differs; all of another size."""
+    """Share of the pixels of which a colour differs; 1 if the sizes differ."""
     import numpy as np
 
     if expected.shape != got.shape:

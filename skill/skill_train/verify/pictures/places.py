@@ -23,7 +23,7 @@ _PROJECTOR = re.compile(r"\.merger\.|multi_modal_projector\.|connector\.")
 _DEEPSTACK = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(linear_fc1|linear_fc2|norm)\.(weight|bias)$")
 _BLOCK = re.compile(r"\.(?:blocks|layers)\.(\d+)\.")
 _PATCHES = "v.patch_embd.weight"
-# Names of files, and those that gguf-py's map knows or, with a point before the suffix, the name in the projector.
+# Patterns of names in the model's files, with names that gguf-py's map knows, or the names in the projector's file.
 _PLACES: tuple[tuple[str, str], ...] = (
     (r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)", ""),
     (r"^vision_tower\.(?=embeddings\.|encoder\.|post_layernorm\.)", "vision_tower.vision_model."),
@@ -75,7 +75,7 @@ def part_of(source: str) -> Part:
 
 
 def places(sources: list[str], shape: TowerShape, tensors: set[str]) -> Iterator[ProjectorPlace]:
-    """Of each weight of the model, the tensors that it becomes; none where none is known.
+    """The tensors that each weight of the model becomes. Weights without a known tensor are left out.
 
     Args:
         tensors: names of the tensors of the file.
@@ -120,12 +120,12 @@ def _common_name(source: str) -> str:
 
 
 def _third(weight: Any, number: int) -> Any:
-    """Of the rows: query, key or value."""
+    """A third of the rows: query, key or value."""
     return weight.chunk(3)[number]
 
 
 def _moment(weight: Any, number: int) -> Any:
-    """Qwen's patches are of two moments of a film: [out, colours, moments, height, width]."""
+    """The weights for one of the two moments of a film in Qwen's patches, [out, colours, moments, height, width]."""
     return weight[:, :, number]
 
 

@@ -54,7 +54,7 @@ _SWITCHES = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_s
 
 
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
-    """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
+    """Checks that the file states what config.json and preprocessor_config.json say, and that it fits `text`."""
     config, processor = read_config(folder), _processor(folder)
     tower = _tower(config)
     expected = dict(_stated(config, processor, tower))
@@ -69,7 +69,7 @@ def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     faults += _deepstack_faults(gguf, text, config)
     good = f"{len(expected)} values are those of config.json and preprocessor_config.json"
     check = problems("projector", gguf.path.name, faults, looked_at=len(expected), good=good)
-    if check.verdict == "pass" and (why := why_no_projector(config)):  # of a small picture little may differ
+    if check.verdict == "pass" and (why := why_no_projector(config)):  # a small picture may hardly show it
         return replace(check, verdict="warn", detail=f"{why}; {check.detail}")
     return check
 
@@ -99,7 +99,7 @@ def _tower(config: JsonObject) -> JsonObject:
 
 
 def _processor(folder: Path) -> JsonObject:
-    """What the converter reads: the second file wins, and in it what it says of pictures."""
+    """The settings that the converter reads. The second file wins, and in each file what it says of pictures."""
     settings: JsonObject = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
@@ -189,7 +189,7 @@ class _Comparison:
 
 
 def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = None) -> Check:
-    """Every weight of tower and projector is the trained model's.
+    """Checks that every weight of tower and projector is the trained model's.
 
     Args:
         base: the model before training. With it, a part that was trained but not exported is identified for sure.
@@ -238,7 +238,7 @@ def _whole_fault(comparison: _Comparison, wrong: list[_ComparedTensor], with_bas
 
 
 def _most_differ(part: str, comparison: _Comparison, wrong: list[_ComparedTensor]) -> bool:
-    """Most matrices of this part are others."""
+    """Whether most matrices of this part differ from the model's."""
     of_part = [one for one in comparison.compared if (one.place.part == "tower") == (part == "tower")]
     matrices = [one for one in of_part if one.matrix]
     return 2 * len([one for one in matrices if one in wrong]) > len(matrices)

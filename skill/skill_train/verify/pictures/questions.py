@@ -16,7 +16,7 @@ _QUESTIONS = 4  # rows; each is asked of each pair three times, and once with gr
 _DRAWN = ((96, 64), (64, 112))  # pixels
 # Formats that llama.cpp's server opens by itself, with stb_image. Of its JPEG some pixels are up to three levels off.
 _OPENED = ("PNG", "JPEG", "MPO", "GIF", "BMP", "DIB", "PPM")
-# It shows these as they lie in the file, and what is transparent in the colour below.
+# The server ignores these traits: it does not turn a picture, and shows the colour below what is transparent.
 _SHOWN_OTHERWISE = {"rotated": "turned by EXIF", "transparent": "transparent"}
 
 

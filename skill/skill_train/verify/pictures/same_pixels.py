@@ -1,4 +1,4 @@
-"""The pair on pictures of which llama.cpp sees the very pixels that the model sees: what differs then is the files'.
+"""Checks a pair on pictures of which llama.cpp sees exactly the model's pixels, so that any difference is the files'.
 
 Pictures come in the size that the model's own processor makes of them, so llama.cpp copies them. The text behind a
 picture is read twice: with the embeddings of the file, and with those of the model. So an error is the projector's or
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skill_train.reference.pictures import PictureReference, ReferencePart
 
 _BLANK_SHARE = 0.01  # of what a grey picture changes: an error that is larger could be the picture itself
-# Length of the error of embeddings relative to theirs, by type of the projector's file: more warns, more fails.
+# Error of the embeddings relative to their length, by type of the projector's file: bounds of a warning and a failure.
 # Measured on correct tiny pairs of five families: f32 and f16 0.0002 to 0.0015, bf16 0.001 to 0.006, q8_0 0.01 to 0.03;
 # real towers have ten times the layers. Of another model, or with the colours exchanged, it is 0.3 to 1.5.
 _EMBEDDING_ERROR = {"f32": (0.01, 0.1), "f16": (0.01, 0.1), "bf16": (0.03, 0.2), "q8_0": (0.1, 0.3)}
@@ -34,7 +34,7 @@ _WIDEST_EMBEDDING_ERROR = (0.3, 0.6)
 def check_same_pixels(
     file: str, text_type: str, projector_type: str, measured: MeasuredPictures, answers: list[PictureAnswer]
 ) -> Finding:
-    """Pixels, tokens, embeddings and the text behind the picture.
+    """Compares pixels, tokens, embeddings and the text behind the picture.
 
     Args:
         text_type, projector_type: of the two files, such as `f16`.
@@ -75,7 +75,7 @@ class Distances:
     mean_kl: float  # of the text behind the pictures
     mean_kl_given_embeddings: float  # the same with the model's embeddings: the language model's part
     mean_kl_of_embeddings: float  # between the two: the projector's part
-    mean_kl_blank: float  # of the model on grey pictures from itself
+    mean_kl_blank: float  # of the model's answers to grey pictures from its answers to the real ones
 
 
 def _judged(

@@ -80,8 +80,8 @@ def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path
 
 
 def _before(base: Path, adapter: Path | None) -> dict[str, StoredTensor]:
-    """The base's tensors that an adapter changes which was merged into the model, because the model no longer has them.
-    Those that the files call otherwise are left out."""
+    """The base's tensors that the adapter changes, if the adapter was merged into the model, which then lacks them.
+    Tensors that have another name in the base's files are left out."""
     if adapter is None or is_plain(adapter):
         return {}
     tuned, tensors = read_adapter(adapter), stored_tensors(base)
@@ -191,8 +191,8 @@ class _FileComparison:
         self.compared.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
     def _used(self, tensor: str) -> bool:
-        """Whether llama.cpp answers with it: not with the layers that predict further tokens, nor with the output of a
-        ranking."""
+        """Whether llama.cpp answers with a tensor. It does not use the layers that predict further tokens, nor the
+        output of a ranking."""
         layer, first = _LAYER.match(tensor), self.gguf.of_architecture("block_count")
         further = self.gguf.count("nextn_predict_layers")
         predicts = layer and further and isinstance(first, int) and int(layer[1]) >= first - further
@@ -241,7 +241,7 @@ class _TensorComparison:
         self.worst, self.fault, self.sums = 0.0, "", ChangeSums()
 
     def add(self, start: int, rows: Rows) -> None:
-        """Compares rows of the weight, of which this is the first."""
+        """Compares some rows of the weight; `start` is the number of the first."""
         first, kind = self.place.start + start, self.tensor.kind
         stored = self.read(slice(first, first + len(rows.values)))
         off = rows.off(stored, out=stored)

@@ -39,11 +39,11 @@ _FLOATS = {**dict.fromkeys(PLAIN, 1e-6), "F16": 2e-3, "BF16": 1e-2}
 _LEAST = {**dict.fromkeys(PLAIN, 0.0), "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
 _LEAST_OF_OTHERS = 2**-25 * 4096
 # How far the length of quantized rows may be off 1. llama.cpp made them shorter by at most 5.5 times the square of the
-# error (MXFP4; others 4.2), of heavy tails and outliers, by importance of 1 to 1e6.
+# error (MXFP4; others 4.2), for weights with heavy tails and outliers, and importances from 1 to 1e6.
 _OFF, _SHORTER, _SIGMAS = 0.01, 6.0, 6.0
 _ENOUGH = 1 << 16  # weights of the last rows of a tensor
 
-# Of the adapter's change. A coarse type makes weights shorter, by the square of its error: that is added.
+# For the share of the adapter's change in the file. A coarse type makes weights shorter: its squared error is added.
 _TOLERANCE = 0.25
 ENOUGH_OF_CHANGE = 1 << 21  # weights. Of Q4_K they show a change that is a thousandth of the weight
 
@@ -61,7 +61,7 @@ class Rows:
         self.values, self.base, self.across = values, base, across
 
     def off(self, stored: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """What the rows of a file have more than these, in the memory of `out`, which may be `stored`."""
+        """The rows of a file minus these, in the memory of `out`, which may be `stored`."""
         import numpy as np
 
         with np.errstate(over="ignore", invalid="ignore"):
@@ -93,7 +93,7 @@ class Rows:
 
     @cached_property
     def change(self) -> np.ndarray:
-        """What the adapter changes, of rows that have a `base`."""
+        """The adapter's change of these rows, which need a `base`."""
         import numpy as np
 
         change: np.ndarray = self.values - self.base
@@ -141,7 +141,7 @@ def row_bound(kind: str) -> float:
 
 
 def row_bounds(kind: str, rows: Rows) -> np.ndarray:
-    """The same for each of these rows."""
+    """The largest allowed error of each row, relative to its length; wider for rows that are almost zero."""
     least = _LEAST.get(kind, _LEAST_OF_OTHERS) * math.sqrt(rows.values.shape[1])
     bounds: np.ndarray = row_bound(kind) + least / rows.lengths
     return bounds
@@ -169,7 +169,7 @@ def errors(kind: str, off: np.ndarray, rows: Rows, *, tuned: bool, computed: boo
 
 
 def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | None:
-    """What rows from `start` of a quantized tensor are multiplied with, if that is surely not 1."""
+    """The factor between rows from `start` of a quantized tensor and the model's, if it is surely not 1; else None."""
     import numpy as np
 
     if kind in _FLOATS or (start and off.size < _ENOUGH):
@@ -188,14 +188,14 @@ def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | 
 
 @dataclass
 class ChangeSums:
-    """How much of the adapter's change of one weight is in a file: sums over some of its rows, each with the change as
-    a factor.
+    """How much of the adapter's change of one weight is in a file: sums of products with the change, over some of its
+    rows.
 
     Attributes:
-        off: of what the file differs from base and change.
-        noise: of the squares of the same.
-        kept: of what a merge in bf16 keeps of the change.
-        change: of the change itself.
+        off: the file's difference from base and change, times the change.
+        noise: the squares of these products.
+        kept: what a merge in bf16 keeps of the change, times the change.
+        change: the change, times itself.
     """
 
     off: float = 0.0
