@@ -39,7 +39,7 @@ def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Ch
     """A function that checks rows of one format. Training's own `to_example` decides.
 
     Args:
-        pictures: checks those of a row; None where the model reads text.
+        pictures: checks the pictures of a row; None where the model reads only text.
     """
     required, read = detected.required, set(detected.columns.values())
     talk = detected.columns["messages"] if set(detected.columns) == {"messages"} else None

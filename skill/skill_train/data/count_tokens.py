@@ -37,7 +37,7 @@ class Counter:
         detected: the format as this model reads it.
         template: rows that the model's template refuses.
         notes: the notes of the encoder.
-        pictures: those of the rows as this model reads them; None where it reads text.
+        pictures: prepares the pictures as this model reads them; None where it reads only text.
         pictures_of_rows: tokens of pictures in each counted row.
     """
 
@@ -147,7 +147,7 @@ def _note(problems: dict[str, RefusedRows], line: int, size: int, refusal: str |
 
 
 def shortened(text: str, token: str) -> str:
-    """The text with each run of a token once, and its number."""
+    """The text with each run of a token written as the token, × and the length of the run."""
     runs = re.compile(f"(?:{re.escape(token)}){{2,}}")
     return runs.sub(lambda run: f"{token}×{len(run.group()) // len(token)}", text)
 

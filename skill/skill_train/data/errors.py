@@ -103,7 +103,7 @@ def media_error(
 
 
 def columns_alone(detected: DetectedFormat) -> str:
-    """The hint for rows beside whose columns another one of pictures, sounds or films stands."""
+    """The hint for rows that have one more column, with pictures, sounds or films, than training reads."""
     import yaml
 
     columns = {"columns": detected.columns}
@@ -118,9 +118,9 @@ def refused_row(
     """The error for a row that training rejects.
 
     Args:
-        row: behind its line.
-        detected: how the rows are read; `pictures`: what checks those of a row.
-        kind: of the problem.
+        row: the line, and the row.
+        detected: how the rows are read. `pictures` checks the pictures of a row.
+        kind: the name of the problem.
     """
     line, values = row
     where = f"line {line} of {rows_named(recipe.data, recipe.data_file)}"
@@ -152,7 +152,7 @@ def refused_row(
 
 
 def hint_for_all(recipe: Recipe, detected: DetectedFormat | None, pictures: RowPictures | None) -> str:
-    """The hint for rows of which training takes none: that of the first one, if its refusal has one."""
+    """The hint if training takes no row at all: the hint of the first row's refusal, or else `ALL_ALIKE`."""
     rows = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
     try:
         if detected is not None and (row := next(rows, None)) is not None:

@@ -41,7 +41,7 @@ class Inspection:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether a row has some, also one that is refused for them."""
+        """Whether a row has pictures, also a row that training refuses for them."""
         counted = self.pictures is not None and self.pictures.figures.pictures
         return bool(counted) or any(
             self.survey.problems[name].rows for name in PROBLEMS if name in self.survey.problems
@@ -57,7 +57,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
     use.
 
     Args:
-        pictures: the model reads them. None where no model is named: then they are read if a row has some.
+        pictures: whether the model reads them. None if no model is named: they are read if a row has some.
     """
     peeked = first_rows_of(recipe)
     if not peeked:
@@ -80,7 +80,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
         row_notes = None if pictures or method != "sft" else RowNotes()
         check = check_for(method, verdicts[method], detected, images)
         survey = problems.survey(recipe, check, detected, images, row_notes)
-        if undecided and not pictures and survey.problems.get("not_text", _NONE).rows:  # the first one comes late
+        if undecided and not pictures and survey.problems.get("not_text", _NONE).rows:  # the first picture comes late
             return inspect_dataset(recipe, method, file, pictures=True)
         whole = complete(recipe, survey.detected, survey.columns) if survey.detected is not None else None
         if whole is None or whole == detected:

@@ -117,7 +117,7 @@ class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
+    """The answer of `data`."""
 
     path: str
     # bytes, sha256: of a file
@@ -131,11 +131,11 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     methods: dict[str, MethodReport]
     note: str
-    problems: dict[str, ProblemReport | None]  # None for one that is `unknown`, with the reason there
+    problems: dict[str, ProblemReport | None]  # None for a problem in `unknown`, which has the reason
     unknown: dict[str, str]
     tokens: TokenReport | None
     example: str
-    # of a dataset that has some, and whose model reads them or is not named
+    # set if the dataset has pictures, and its model reads them or is not named
     pictures: PictureReport | UnsetType = UNSET
     fix: Fixed | UnsetType = UNSET  # what `--fix` wrote
 

@@ -25,10 +25,10 @@ from skill_train.recipe.formats import DetectedFormat, kind, with_pictures
 
 READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
 MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order", "untrained")
-LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
+LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one only for pictures
 LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096
-LOOKED_AT = 4_000_000  # bytes of text, of which all is told without a model
+LOOKED_AT = 4_000_000  # bytes of text; without a model, `row_notes` reads every row up to there
 # Personal data: e-mail addresses, and telephone numbers with a country code. Names, streets and account numbers look
 # like any other text, so a dataset without a finding may still contain personal data.
 PERSONAL = "an e-mail address or a telephone number"
@@ -63,7 +63,7 @@ class Survey(msgspec.Struct):
     longest_row: int = 0  # the ordinal, among the usable rows, of the one with most text
     turns: int = 0
     longest_turns: int = 0
-    # how rows with pictures are read, with the column of pictures that a row has first
+    # how rows with pictures are read; the column of pictures is that of the first row that has one
     detected: DetectedFormat | None = None
     row_notes: RowNotes | None = None  # of rows of text with tools or a mark; None for another method than sft
     open_quote: int | None = None  # the line of a table at which `--fix` cannot count the rows
@@ -91,7 +91,7 @@ def survey(
     """Reads every row once. Without `check` only reading problems are seen.
 
     Args:
-        pictures: decodes those of each row, which is read as `detected`.
+        pictures: decodes the pictures of each row, which is read as `detected`.
     """
     names = READING + (MAPPED if check else ()) + (PROBLEMS if check and pictures else ())
     result = Survey(problems={name: RefusedRows() for name in names}, detected=detected, row_notes=row_notes)
@@ -135,7 +135,7 @@ def _texts(row: Row, detected: DetectedFormat) -> bytes:
 
 
 def _decoded(line: int, row: Row, checked: Checked, detected: DetectedFormat, pictures: RowPictures) -> Checked:
-    """What the check found, after the pictures of a row that it took are decoded and counted."""
+    """The result of the check. If it took the row, the row's pictures are decoded, which may refuse it, and counted."""
     if checked[2] is not None and checked[2].refused:
         return checked
     sources = lift_pictures(row, detected.columns)[1]
@@ -182,7 +182,7 @@ def _count(survey: Survey, line: int, row: Row, checked: Checked) -> None:
 
 
 def told_notes(survey: Survey, *, named: bool) -> Iterator[str]:
-    """What to tell of the rows; of their texts a model that is named tells."""
+    """The warnings about the rows. If a model is named, its own encoder gives the warnings about their texts."""
     row_notes = survey.row_notes
     if row_notes is not None and not named:
         rest = "; --model looks at more rows" if row_notes.rows < survey.usable else ""

@@ -48,7 +48,7 @@ def read(recipe: Recipe) -> Iterator[Line]:
 
 
 def _hub_file(file: HubFile, split: str) -> Iterator[Line]:
-    """The rows of one file on the Hub, as those of a file here, with their pictures in the cache."""
+    """The rows of one file on the Hub, read like those of a local file, with their pictures in the cache."""
     path = brought_file(file)
     lines = lines_of(path)
     with named_as(path, str(file)):

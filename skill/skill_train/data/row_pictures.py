@@ -1,7 +1,7 @@
 """The pictures of rows: checked by their headers, decoded once each, and counted.
 
-Memory does not grow with their number: of each picture 24 bytes are sorted in a file, and of the last ones a few
-figures stay. Last, the files that must lie beside the rows on another machine.
+Memory does not grow with their number: 24 bytes of each picture are sorted in a file, and a few figures are kept for
+the last pictures. `picture_files` finds the files that must lie beside the rows on another machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.resolved import ResolvedRecipe
 
-# What training refuses of pictures, by the end of the message that says it. Any other fault is `bad_picture`.
+# Problems for which training refuses a picture, by a part of the message. Any other fault is `bad_picture`.
 FAULTS = {
     " does not exist": "missing_picture",
     " cannot be read": "missing_picture",
@@ -53,7 +53,7 @@ PROBLEMS = (
 REPEATED = "a picture of an earlier row, by the bytes of its file"
 _RECENT = 4096  # pictures whose figures stay, because rows about one picture often stand together
 # What the Hub recommends for a repository (huggingface.co/docs/hub/repositories-recommendations, read 2026-11): fewer
-# than 100k files, and fewer than 10k in a folder. Of a bucket nothing is said, and a job opens each file over the
+# than 100k files, and fewer than 10k in a folder. It says nothing about buckets, where a job opens each file over the
 # network.
 MOST_FILES, MOST_IN_A_FOLDER = 100_000, 10_000
 _NEVER_SENT = {".git", ".cache"}  # FORBIDDEN_FOLDERS of huggingface_hub 2.4 (utils/_paths.py)
@@ -76,7 +76,7 @@ class PictureHeader(NamedTuple):
 
     size: PictureSize  # once it is upright
     bytes: int  # of the file
-    # of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
+    # the ones of `rotated`, `grey`, `cmyk` and `transparent` that apply. Training takes all of them.
     traits: tuple[str, ...]
 
 
@@ -135,7 +135,7 @@ class RowPictures:
                 raise Refused(**words)
 
     def header(self, source: PictureSource) -> PictureHeader:
-        """What its header says; of a file that was read lately without reading it again."""
+        """What the header of a picture says. A file that was read lately is not read again."""
         path = decode.picture_path(source)
         return self._header_of(path) if path else read_header(source, self.folder)
 
@@ -245,7 +245,7 @@ def with_tags(row: Row, columns: dict[str, str], folder: Path | None, out: Path)
 
 
 def _tagged(value: Any) -> Any:
-    """The tag with the line ends that are read as parts of it."""
+    """The value with a tag for each picture, and around it the line ends that are read as parts of the tag."""
     if isinstance(value, list):
         return [_tagged(each) for each in value]
     if isinstance(value, dict):

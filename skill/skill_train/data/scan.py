@@ -55,7 +55,7 @@ def scan(
 
     Args:
         pictures: the model reads them. Otherwise they are refused.
-        tokens: counts those of the pictures.
+        tokens: counts the tokens of the pictures.
 
     Raises:
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
@@ -160,10 +160,10 @@ def _is_empty(rows: Iterator[Any]) -> bool:
 
 
 def with_pictures_of(facts: DatasetFacts, pictures: RowPictures, share: float = 1) -> DatasetFacts:
-    """The facts with those of the pictures.
+    """Adds the facts of the pictures.
 
     Args:
-        share: rows of the dataset to each row that was counted.
+        share: the number of rows in the dataset for each row that was counted.
     """
     figures = pictures.figures
     return msgspec.structs.replace(
@@ -187,7 +187,7 @@ def with_text_of(
     """The facts of a dataset that was not read completely: its first rows stand for the others.
 
     Args:
-        pictures: what all rows that were read say of them; None where the model reads text.
+        pictures: the pictures of all rows that were read; None where the model reads only text.
 
     Raises:
         UsageError: training refuses a picture that is read now.
@@ -304,7 +304,7 @@ def first_format(
     """The format and the mapping of a dataset that begins with these rows.
 
     Args:
-        lines: of these rows in their file.
+        lines: the line numbers of these rows in their file.
         listed: the files of the repository, where `data_file` has pictures beside it. None of them is read.
         whole: these are all rows. Otherwise a later one may have the pictures.
 
@@ -367,7 +367,7 @@ def first_rows_of(recipe: Recipe) -> list[Row]:
 
 
 def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
-    """What to tell of rows that are trained as they stand by a model with a chat template."""
+    """The warning for rows that a model with a chat template is trained on without its template."""
     texts = [" ".join(str(row.get(column)) for column in columns.values()) for row in first]
     return PERHAPS_RENDERED if all(map(TURN_MARK.search, texts)) else WITHOUT_TEMPLATE
 

@@ -52,7 +52,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
-    """What counts the pictures that this model is trained on; None where its image processor is unknown.
+    """The counter for the pictures that this model is trained on; None where its image processor is unknown.
 
     Raises:
         Refused, UsageError: the recipe asks for what the family does not have.
@@ -64,8 +64,8 @@ def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
 
 
 class PictureCounter:
-    """Counts the tokens of pictures, row by row. `of`: the tokens of a picture of some size. It raises `Refused` where
-    nothing is left once that is resized."""
+    """Counts the tokens of pictures, row by row. `of` gives the tokens of a picture of some size. It raises `Refused`
+    if nothing is left of the picture after resizing."""
 
     def __init__(self, processor: ImageProcessor, *, engine: bool) -> None:
         counted = partial(picture_tokens, processor, engine=Engine(processor) if engine else None)
@@ -165,7 +165,7 @@ def way_to_answers(lengths: Lengths, max_length: int, context: int | None) -> st
 
 
 def cut_away(tokens: TokenFacts, context: int | None = None) -> str | None:
-    """What to tell where max_length surely cuts away more than a hundredth of the tokens."""
+    """The warning if max_length surely cuts away a hundredth of the tokens or more; otherwise None."""
     share = 1 - tokens.mean_cut[0] / tokens.mean[0] if tokens.mean[0] else 0.0
     if share < 0.01:
         return None
