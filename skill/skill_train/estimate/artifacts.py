@@ -19,7 +19,7 @@ BITS = {
     "q5_1": 6.04, "q6_k": 6.56, "mxfp4_moe": 8.50, "q8_0": 8.50, "f16": 16.0, "bf16": 16.0, "f32": 32.0,
 }  # fmt: skip
 _LAYERS, _EMBEDDING = 6_979_588_096, 525_336_576  # weights of that model: its layers, and each of two embeddings
-# The input embedding has the bits of a block of its type, but for the low ones (src/llama-quant.cpp).
+# The input embedding has the bits of a block of its type; low types store it in a finer one (src/llama-quant.cpp).
 _INPUT_BITS = {
     "q1_0": 1.125, "iq1_s": 2.625, "iq1_m": 2.625, "iq2_xxs": 2.625, "iq2_xs": 2.625, "q2_k_s": 2.625, "q2_k": 2.625,
     "iq2_s": 3.4375, "iq2_m": 3.4375, "iq3_xxs": 3.4375, "iq3_xs": 3.4375, "iq3_s": 3.4375, "iq3_m": 3.4375,
@@ -56,7 +56,7 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
         low, high = embeddings * (least_input + least_head) / 2, embeddings * (most_input + most_head) / 2
     layers = model.parameters - embeddings
     header = _header_bytes(model)
-    further = model.further_parameters  # the converter takes them of some families
+    further = model.further_parameters  # the converter exports them for some families
     sizes = (layers * least + low) / 8 + header[0], ((layers + further) * most + high) / 8 + header[1]
     return Range(*sizes, f"{BITS[quant]} bits a weight")
 
@@ -120,8 +120,8 @@ def memory_parts(model: ModelFacts, file: Range, context: int) -> list[Part] | N
 
 
 def unread_bytes(model: ModelFacts, quant: str) -> float:
-    """The embeddings in a file of which a token reads one row: the input embedding where the output head is another
-    tensor, and those of each layer. Where the input embedding is the head, these have its type."""
+    """Bytes of the embeddings in a file of which a token reads one row: the embeddings of each layer, and the input
+    embedding if the output head is another tensor. Otherwise the layers' embeddings have the type of the head."""
     if model.tied_embeddings is None or not (model.vocab_size and model.hidden_size):
         return 0.0
     if model.tied_embeddings:

@@ -28,11 +28,11 @@ _CACHE_BYTES = 2  # float16
 class Family(msgspec.Struct, frozen=True):
     """How chips of a kind read their memory."""
 
-    # of the bandwidth that quantized weights below 8 bits reach; `wide_share` those of 8 bits and more, which take less
-    # work to unpack
+    # share of the bandwidth that quantized weights below 8 bits reach; `wide_share` is for weights of 8 bits and more,
+    # which take less work to unpack
     share: float
     wide_share: float
-    cache_share: float  # of the bandwidth that the cache of keys and values reaches
+    cache_share: float  # share of the bandwidth that the cache of keys and values reaches
     seconds_per_layer: float  # to start the work of one layer
     # the slowest and the fastest published row of such chips, relative to this estimate
     range: tuple[float, float] = (0.7, 1.4)
@@ -65,7 +65,7 @@ _ON_PROCESSORS = ("cpu", "phone", UNKNOWN_FAMILY)
 
 def cache_bytes(model: ModelFacts, context: int) -> Range | None:
     """The cache of keys and values in float16, for one sequence. A layer with a sliding window keeps the window and one
-    ubatch, and one without attention nothing that grows. None if the shape is unknown."""
+    ubatch. A layer without attention keeps nothing that grows. None if the shape is unknown."""
     if not (model.layers and (model.kv_heads or model.heads) and (model.head_dim or model.hidden_size)):
         return None
     least, most = _windowed(model)
@@ -93,8 +93,8 @@ def tokens_per_second(
     """The speed of writing an answer with the context half full. None if the bandwidth or the shape is unknown.
 
     Args:
-        read_bytes: of all weights but an input embedding that is not also the output head, of which a token reads one
-            row.
+        read_bytes: bytes of all weights, without an input embedding that is not also the output head: a token reads
+            only one row of it.
         looked_up: the share of those weights that is in i-quants below 4 bits; None to take it from `quant`.
     """
     family, cache = FAMILIES[target.family], cache_bytes(model, max(1, context // 2))

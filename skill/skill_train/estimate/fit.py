@@ -74,7 +74,7 @@ def estimated_file(
 
 
 def _parts_of(model: ModelFacts) -> tuple[ModelFacts, int]:
-    """The language model, and the parameters of the vision part; all in the first where they are unknown."""
+    """The language model, and the parameters of the vision part. If these are unknown, the whole model and 0."""
     vision = 0 if model.tower is None else model.tower.parameters
     if not model.parameters or vision >= model.parameters:
         return model, 0
@@ -83,9 +83,9 @@ def _parts_of(model: ModelFacts) -> tuple[ModelFacts, int]:
 
 
 class FileSizes(msgspec.Struct, frozen=True):
-    """Bytes of the language model's file, of which a token does not read `unread` (an input embedding that is not also
-    the output head), and of the projector's file, 0 where there is none. `looked_up` is the share of the weights that a
-    token reads in i-quants below 4 bits, which a mix of types may hold too."""
+    """Bytes of the language model's file, of its part that a token does not read (an input embedding that is not also
+    the output head), and of the projector's file (0 without one). `looked_up` is the share of the weights that a token
+    reads which is in i-quants below 4 bits; a mix of types may have some too."""
 
     text: int
     unread: int
@@ -125,9 +125,9 @@ def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipL
 def i_quants_to_try(
     k_quants: Sequence[DeviceFile], i_quants: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits
 ) -> tuple[list[str], str]:
-    """The i-quants that may be the better file, and what is said of them, of those that are smaller than a k-quant that
-    does not fit: the two largest that fit, or else the largest that fits if it comes out as small as it may and the
-    next that fits in any case. Before there are files no divergence is known, so it is no limit."""
+    """The i-quants to try, and a sentence about them. They must be smaller than the smallest k-quant above those that
+    fit. Tried are the largest that may fit, and of the others the largest that surely fits, or else that may fit.
+    Before there are files no divergence is known, so it is no limit."""
     measurable = replace(limits, max_kl=None)
 
     def fits(file: DeviceFile) -> bool:

@@ -1,6 +1,6 @@
 """The width of the range of CUDA memory by published runs, and what such a run proves to fit. Pure.
 
-Our own runs on an H100 (bench/estimates) had random rows of one length, so the width rests on those of others.
+Our own runs on an H100 (bench/estimates) had random rows of one length, so the width rests on the runs of others.
 bench/estimates/compare.py computes these figures from its published.json, and a test compares both.
 """
 

@@ -15,7 +15,7 @@ from skill_train.facts import MachineFacts
 
 _TABLE = Path(__file__).with_name("targets.json")
 _SHORT = {"memory_gb": "gb", "gigabytes_per_second": "gb_s"}  # in the table
-# What a family is usable as, where its row does not say it. The others are Macs.
+# The key in `Table.usable` for each family, if a row has none of its own. All other families are `mac`.
 _USABLE = {"ios": "ios", "phone": "android", "nvidia": "gpu", "nvidia_hbm": "gpu", "amd": "gpu", "cpu": "computer"}
 _GIB = 1 << 30  # memory is sold in powers of two
 _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
@@ -35,7 +35,7 @@ _GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 
 class TargetDevice(msgspec.Struct, frozen=True):
-    """A device."""
+    """The device that a file is made for."""
 
     name: str
     family: str  # of `decode.FAMILIES`: how much of the bandwidth such chips reach
@@ -83,7 +83,7 @@ def read_table() -> Table:
 
 
 def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> TargetDevice:
-    """The device that is meant.
+    """The device that the options describe.
 
     Args:
         name: of a row, with or without the maker; sizes of memory may follow, as in `M2 16GB`.
@@ -194,8 +194,8 @@ def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
 
 
 def _with_memory(rows: list[TableRow], memory: float | None) -> TableRow:
-    """The row that is sold with this memory; the first, which is the slowest, where none is or nothing is said. Sizes
-    of 8e9 bytes and of 8 GiB are both called 8 GB."""
+    """The row that is sold with this memory; the first row, which is the slowest, if no row is, or `memory` is None.
+    Sizes of 8e9 bytes and of 8 GiB are both called 8 GB."""
     sold = (row for row in rows if memory is not None and {memory / _GIB, memory / 1e9} & set(row.memory_gb))
     return next(sold, rows[0])
 
