@@ -9,7 +9,7 @@ from skill_train.run.folder import RunDir
 
 
 def made_by(model: str) -> list[RunDir]:
-    """The runs whose `merged/` or checkpoint a model is, or its base, or that base's; the latest first."""
+    """The runs that made a model, its base, the base of that and so on (`merged/` or a checkpoint); latest first."""
     runs: list[RunDir] = []
     while run := _run_of(Path(model).resolve()):
         if run in runs:
@@ -20,7 +20,7 @@ def made_by(model: str) -> list[RunDir]:
 
 
 def sensitive_run(model: str) -> Path | None:
-    """The latest of them whose recipe has `sensitive: true`."""
+    """The latest run of `made_by` whose recipe has `sensitive: true`; None if there is none."""
     return next((run.path for run in made_by(model) if plan_record.read(run.plan).policy.sensitive), None)
 
 

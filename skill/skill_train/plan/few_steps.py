@@ -1,4 +1,4 @@
-"""How many steps a training needs at least. Apart from `make.py`, which `status` need not load."""
+"""How many steps a training needs at least. A module of its own, so that `status` need not load `make.py`."""
 
 from __future__ import annotations
 

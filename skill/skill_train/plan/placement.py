@@ -178,7 +178,7 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """The recipe, the model and the data of a training; and the memory of its steps: many flavors take the same."""
+    """The recipe, the model and the data of a training. `counted` keeps the memory of steps for the next flavors."""
 
     recipe: ResolvedRecipe
     model: ModelFacts

@@ -62,7 +62,7 @@ def _chosen(choices: Choices, where: str, overrode: str) -> Reason:
 
 
 def stays_here(got: str, base_of: Path | None = None) -> DecisionNeeded:
-    """The refusal. `base_of`: the run that made the base, where its recipe is the one that says so."""
+    """The refusal for sensitive data. `base_of`: the run that made the base, if that run's recipe says sensitive."""
     return DecisionNeeded(
         f"the recipe{f' of {base_of}, which made the base,' if base_of else ''} has sensitive: true, so its data and "
         "model may not leave this machine",
@@ -106,7 +106,7 @@ def _old_gpu(machine: MachineFacts) -> Reason:
 
 
 def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Reason:
-    """The seed's rule for vision models. It was written before there were some of 256 million parameters."""
+    """The rubric's rule for vision models. It was written before there were models of 256 million parameters."""
     if recipe.images and model.parameters is not None and model.parameters <= SMALL_VISION:
         small = f"{model.architecture} with {model.parameters / 1e9:.2f}B parameters is small enough to train here"
         return Reason("vision", "local", small, GUIDE)
