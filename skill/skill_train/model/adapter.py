@@ -160,8 +160,8 @@ def bad_adapter(
 
 
 def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
-    """The value for a module from `rank_pattern` or `alpha_pattern`. The first key counts that matches the whole name
-    or the end of it as a regular expression (peft 0.21, `get_pattern_key`).
+    """The value for a module from `rank_pattern` or `alpha_pattern`. The keys are regular expressions. The first one
+    that matches the whole name or the end of it counts (peft 0.21, `get_pattern_key`).
 
     Raises:
         UsageError: a key takes seconds to match, such as `(a+)+b`.
@@ -183,10 +183,10 @@ def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
 
 
 def scale_of(config: JsonObject, module: str) -> float:
-    """What the product of B and A of a module is multiplied with.
+    """The factor of the product of B and A of a module.
 
     Args:
-        config: of an `Adapter`.
+        config: the config of an `Adapter`.
     """
     rank = pattern_value(config["rank_pattern"], module, config["r"])
     alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])

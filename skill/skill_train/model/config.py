@@ -52,7 +52,7 @@ _DEFAULTS: dict[str, Mapping[str, int]] = {
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
 # The first layer with a window, if config.json leaves max_window_layers out.
 _WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
-# Of so many layers one sees everything, where config.json has neither layer_types nor sliding_window_pattern
+# One of so many layers sees everything, if config.json has neither layer_types nor sliding_window_pattern
 # (configuration_<type>.py, transformers 5.23).
 _ONE_FULL_OF = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
@@ -184,7 +184,7 @@ def _sizes(config: Config, text: Config) -> _Sizes:
         head_dim = hidden // heads
     if not inner and text.get("model_type") == "gpt2" and hidden:
         inner = 4 * hidden
-    kinds = text.get("layers_block_type")  # Nemotron-H of transformers 5 says no number beside it
+    kinds = text.get("layers_block_type")  # Nemotron-H of transformers 5 states no number of layers
     return {
         "layers": stated["layers"] or (len(kinds) if isinstance(kinds, list) else 0) or None,
         "hidden_size": hidden,

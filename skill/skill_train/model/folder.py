@@ -73,7 +73,7 @@ def read_config(folder: Path) -> JsonObject:
 
 
 def processor_files(folder: Path) -> dict[str, object]:
-    """The documents of the image processor by file name. One that cannot be read is None."""
+    """The documents of the image processor by file name. For a file that cannot be read, the reason as a text."""
     documents: dict[str, object] = {}
     for path in (folder / name for name in PROCESSOR_FILES if (folder / name).is_file()):
         try:
@@ -147,7 +147,7 @@ def _lacking(folder: Path) -> str | None:
 
 
 def _missing(used: list[Path]) -> str | None:
-    """The missing files, by the index or by the numbers in the names of the shards."""
+    """A sentence if files are missing, by the index or by the numbers in the names of the shards; otherwise None."""
     there = sum(path.is_file() for path in used)
     shard = _SHARD.fullmatch(used[0].name)
     whole = max(len(used), int(shard[1]) if shard else 1)
@@ -176,7 +176,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _decides(file: Path) -> bool:
-    """Whether loaders read this file: weights, tokenizer, template or settings. A step may leave its record there."""
+    """Whether loaders read this file: weights, tokenizer, template or settings, but not the record of a step."""
     if file.suffix == ".json":
         return not is_own_record(file)
     return file.suffix in (".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS

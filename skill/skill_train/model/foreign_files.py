@@ -1,4 +1,4 @@
-"""A model folder from elsewhere, read by the rules of the training program, whose refusals are UsageErrors here."""
+"""Reads a model folder from elsewhere by the rules of the training program. Its refusals become UsageErrors."""
 
 from __future__ import annotations
 

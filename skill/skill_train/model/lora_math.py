@@ -53,8 +53,8 @@ def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
 
 
 def linear(a: Any, b: Any, scale: float, *, transposed: bool, magnitude: Any = None) -> Change:
-    """The change of a weight [out, in], or [in, out] when transposed, for A [r, in] and B [out, r]. That of an
-    embedding is transposed: its weight is [tokens, width] for A [r, tokens] and B [width, r]."""
+    """The change of a weight [out, in], or [in, out] when transposed, for A [r, in] and B [out, r]. An embedding counts
+    as transposed: its weight is [tokens, width] for A [r, tokens] and B [width, r]."""
     left, right = (a.T, b.T) if transposed else (b, a)
     return Change(left=left, right=right, scale=scale, magnitude=magnitude, by_column=transposed)
 

@@ -69,10 +69,10 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
 
 
 def require_targets(targets: Iterable[str], shapes: Mapping[str, Sequence[int]], found: list[str]) -> None:
-    """Refuses what training would, in a job that costs money: a target that is not the name of a layer.
+    """Refuses a target that is not the name of a layer, because the training would refuse it only in a paid job.
 
     Args:
-        found: by `linear_layers`.
+        found: the result of `linear_layers`.
     """
     matrices = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2)
     inside = (name for name in matrices if not (_OTHER_PARTS.search(name) or OF_EXPERTS.search(name)))
@@ -89,7 +89,7 @@ def require_targets(targets: Iterable[str], shapes: Mapping[str, Sequence[int]],
 
 
 def require_saved(saved: Iterable[str], shapes: Mapping[str, Sequence[int]]) -> None:
-    """The same of `modules_to_save`. PEFT takes each module whose name ends so."""
+    """As `require_targets`, for `modules_to_save`. PEFT takes each module whose name ends with such a name."""
     parts = {part for name in shapes for part in name.split(".")[:-1]} | _IN_MEMORY
     for name in saved if shapes else ():
         leaf = name.rpartition(".")[2]

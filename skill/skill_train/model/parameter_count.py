@@ -146,8 +146,8 @@ def idle(in_experts: int, experts: int, per_token: int) -> int:
 
 
 def with_files(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelFacts:
-    """The facts with what only the tensors of the weight files tell: the parameters that transformers does not load,
-    and of a mixture of experts those in experts, and those that a token passes.
+    """Adds the facts that only the tensors of the weight files show: the parameters that transformers does not load,
+    and for a mixture of experts the parameters in experts, and those that a token passes.
 
     Args:
         shapes: the shape of every tensor by its name; empty where nobody knows them.

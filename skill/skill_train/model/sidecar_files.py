@@ -34,13 +34,13 @@ def prepares_pictures(folder: Path) -> bool:
 
 def companion_files(folder: Path) -> list[Path]:
     """The files that belong to a model beside its weights. A link may lead to the `blobs` of the Hub's cache. Any other
-    could include a private file of this machine, and a push would publish it."""
+    link is left out, because it could lead to a private file of this machine, which a push would publish."""
     roots = roots_of(folder)
     return [path for path in files_of_base(folder) if any(path.resolve().is_relative_to(root) for root in roots)]
 
 
 def model_digests(folder: Path) -> dict[str, FileDigest]:
-    """The digests of these files and of the weights: everything that determines the answers of a model."""
+    """The digests of the companion files and the weights: everything that determines the answers of a model."""
     return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
 
 

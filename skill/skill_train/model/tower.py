@@ -33,7 +33,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "smolvlm": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "idefics3": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "mistral3": _PIXTRAL | {"patch_size": 14},
-    "pixtral": _PIXTRAL,  # that of a Llava, which may have another
+    "pixtral": _PIXTRAL,  # the tower of a Llava, which may have another one
 }  # fmt: skip
 
 
@@ -89,8 +89,8 @@ def read_tower(config: Config) -> TowerFacts | None:
 
 
 def _projector(config: Config, vision: Config, hidden: int, merged: int) -> int | None:
-    """The matrices between tower and language model, by the modules of transformers 5.23; None of another family, or
-    where config.json leaves out a width."""
+    """The parameters of the matrices between tower and language model, by the modules of transformers 5.23. None for
+    another family, or if config.json leaves out a width."""
     kind, text = str(config.get("model_type")), config.get("text_config")
     wide = hidden * merged
     own = positive(vision, ("hidden_size",) if kind == "qwen2_vl" else ("out_hidden_size",))
@@ -111,7 +111,7 @@ def _projector(config: Config, vision: Config, hidden: int, merged: int) -> int 
 
 
 def reads_processor(config: Config) -> bool:
-    """Whether the files of its image processor can be followed."""
+    """Whether skill-train knows how the image processor of this family reads its files."""
     return config.get("model_type") in PROCESSOR_DEFAULTS
 
 

@@ -160,7 +160,7 @@ def read_tensor(stored: StoredTensor) -> Any:
 
 
 def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
-    """The bytes of the tensor, unchanged, whatever their type."""
+    """Passes the bytes of the tensor to `write`, unchanged, whatever their type."""
     for block in _pieces(stored):
         write(block)
 

@@ -10,7 +10,7 @@ VERSION = "0.3.36"  # of llama-cpp-python
 
 
 def _names(by_ending: dict[str, str]) -> frozenset[str]:
-    """Whole names: each word in front of the ending that it stands under."""
+    """The whole names: each word with the ending under which it is listed."""
     return frozenset(word + ending for ending, words in by_ending.items() for word in words.split())
 
 
@@ -56,7 +56,7 @@ NAMES = _names(
     }
 )
 
-# Those whose vision tower and projector it can write to a file of their own.
+# Architectures whose vision tower and projector the converter can write to a file of their own.
 PROJECTORS = _names(
     {
         "ForCausalLM": """

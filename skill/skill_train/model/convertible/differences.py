@@ -31,8 +31,8 @@ def _causal(names: str) -> frozenset[str]:
     return frozenset(f"{name}ForCausalLM" for name in names.split())
 
 
-# Vision models, and the family whose text llama.cpp computes in the same way. What it computes of Qwen's experts
-# differs: those of Qwen3-VL scale their shares whatever config.json says, in transformers too.
+# Vision models, and the family whose text llama.cpp computes in the same way. Qwen's experts differ: those of Qwen3-VL
+# scale their shares whatever config.json says, in transformers too.
 _TEXT_OF_VISION = {"VLlama3ForCausalLM": "LlamaForCausalLM"} | {
     f"{vision}ForConditionalGeneration": f"{text}ForCausalLM"
     for vision, text in (
@@ -74,12 +74,12 @@ def _unread_bias(name: str, text: Config) -> str | None:
     return key and f"llama.cpp has no place for these biases in this family ({key}: true)"
 
 
-# The converter writes no scaling of positions for some families, and no table of factors for others. Some are turned by
-# the base 10000, whatever config.json says.
+# The converter writes no scaling of positions for some families, and no table of factors for others. llama.cpp turns
+# some by the base 10000, whatever config.json says.
 _UNSCALED = _causal("Cohere Cohere2 Falcon GPTNeoX Gemma Gemma2 Glm StableLm")
 _OF_BASE_10000 = _causal("Falcon GPTNeoX Gemma Gemma2 StableLm")
 _WITHOUT_LLAMA3 = _causal("Granite Olmo Olmo2 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
-# Nor of LongRoPE, and llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
+# No table of LongRoPE's factors either. llama.cpp computes their YaRN with transformers' defaults (llama-context.cpp).
 _OF_USUAL_YARN = _WITHOUT_LLAMA3 | _causal("Arcee Exaone4 GptOss Llama Mistral Mixtral Olmo3 SeedOss")
 
 

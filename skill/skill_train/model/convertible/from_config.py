@@ -40,7 +40,7 @@ WINDOW_LEFT_OUT = frozenset(
     for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
 ) | {"Starcoder2ForCausalLM", "Dots1ForCausalLM"}
 
-# The converter's classes for these read no other vocabulary (set_vocab in
+# The converter's classes for these read the vocabulary only from tokenizer.model (set_vocab in
 # conversion/{gemma,nemotron,ernie,minicpm}.py).
 PIECES_ALONE = frozenset(
     f"{name}ForCausalLM"

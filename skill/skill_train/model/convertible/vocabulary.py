@@ -56,7 +56,7 @@ CHECKSUMS = frozenset(
         "f241072145675bf8", "f4f37b6c8eb9ea29", "f6791d196f87ce6b", "f728162c1315c26e", "fcace8b9cac38ce8",
     ]
 )  # fmt: skip
-# Classes that use no hash, or that have another way without one.
+# Classes that use no hash, or that can do without it.
 _OTHERWISE = frozenset(
     f"{name}ForCausalLM"
     for name in ("Mpt", "MPT", "KimiLinear", "HunYuanMoEV1", "Jamba", "Gemma4Assistant", "Gemma4UnifiedAssistant")
@@ -111,8 +111,8 @@ def why_no_picture(folder: Path, model_type: str) -> str | None:
 
 
 def _tokens(folder: Path) -> Iterator[str]:
-    """Texts of tokens: all of tokenizer.json, and the added ones of tokenizer_config.json. Of a model on the Hub `plan`
-    has the second file alone."""
+    """Texts of tokens: all of tokenizer.json, and the added ones of tokenizer_config.json. For a model on the Hub,
+    `plan` has only the second file."""
     tokenizer, settings = (object_in(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
     model, decoder = tokenizer.get("model"), settings.get("added_tokens_decoder")
     added = tokenizer.get("added_tokens")
