@@ -31,7 +31,7 @@ from skill_train.verify.thresholds import ENGINE_GAP
 
 _NAME = "engine_pictures"
 _ROOM = 2048  # tokens: an engine may make more of a picture, as Ollama does
-_OF_BLANK = (0.25, 0.5)  # of the gap of grey pictures: an engine that shows these must not pass
+_OF_BLANK = (0.25, 0.5)  # shares of the gap of grey pictures: an engine that shows grey pictures must not pass
 _OWN_PROMPTS = (
     f"{PYTHON_SERVER}: it writes prompts with pictures by handlers of its own, one for each family, and not by the "
     "file's template: serve a pair with llama-server"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skill_train.reference.pictures import PictureReference, ReferencePart
 
-_BLANK_SHARE = 0.01  # of what a grey picture changes: an error that is larger could be the picture itself
+_BLANK_SHARE = 0.01  # share of what a grey picture changes: a larger error could be the picture itself
 # Error of the embeddings relative to their length, by type of the projector's file: bounds of a warning and a failure.
 # Measured on correct tiny pairs of five families: f32 and f16 0.0002 to 0.0015, bf16 0.001 to 0.006, q8_0 0.01 to 0.03;
 # real towers have ten times the layers. Of another model, or with the colours exchanged, it is 0.3 to 1.5.
