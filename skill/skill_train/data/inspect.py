@@ -25,7 +25,7 @@ _NONE = RefusedRows()
 class Inspection:
     """The dataset that is inspected, and the findings."""
 
-    recipe: Recipe  # its dataset, and its mapping where it says one; `file` is where it was read
+    recipe: Recipe  # names the dataset, and may have a mapping; `file` is the recipe's own file
     method: str
     row: Row  # a typical one; empty when no row could be read
     verdicts: dict[str, methods.Verdict]

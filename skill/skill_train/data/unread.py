@@ -59,7 +59,7 @@ def unread_text(rows: Sequence[Row], columns: dict[str, str], *, named: bool = F
 
     Args:
         columns: the dataset's name of each column by the format's name.
-        named: whether a recipe names them. It then leaves the others out on purpose, except system prompts and splits.
+        named: whether a recipe names them. Others are then left out on purpose, except system prompts and splits.
     """
     read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
     names = dict.fromkeys(name for row in rows for name in row if name not in read)
