@@ -57,7 +57,7 @@ _WIDE = ("q8_0", "f16", "bf16", "f32")
 _FASTEST_BITS = 4.25
 # A processor looks the weights of i-quants below 4 bits up in tables: on that of an M2 Max a weight in iq3_s took 3.3
 # times as long as one in iq4_xs (ggml-org/llama.cpp, pull 5747, 2024-02: 28.8 tokens a second, and 21 with 16 % of the
-# weights in iq3_s). On a GPU they are among the rows above.
+# weights in iq3_s). On a GPU, i-quants are among the types in the comment above.
 _TABLES = re.compile(r"iq[123]_\w+")
 _TABLE_SLOWNESS = 3.3
 _ON_PROCESSORS = ("cpu", "phone", UNKNOWN_FAMILY)
@@ -116,7 +116,7 @@ def tokens_per_second(
 
 
 def _slowness(target: TargetDevice, quant: str, looked_up: float | None) -> float:
-    """How many times as long a file takes as one whose weights are in no table."""
+    """How many times as long a token takes as with a file whose weights need no table."""
     share = float(is_looked_up(quant)) if looked_up is None else looked_up
     return 1 + (_TABLE_SLOWNESS - 1) * share if target.family in _ON_PROCESSORS else 1.0
 
