@@ -130,7 +130,7 @@ def count_rows(
 
 
 def first_trained(encoded: Tokens) -> int:
-    """The position of the first label that counts, or the length of the row. The first position is never predicted."""
+    """The position of the first label that counts, or `_UNCUT` if none does. The first position is never predicted."""
     labels = encoded["labels"]
     return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
 
