@@ -29,7 +29,7 @@ from skill_train.core.files import scratch_folder
 from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
-from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, told
+from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, shown
 
 TOKENS = 512
 _SIGN = "> "
@@ -141,7 +141,7 @@ def _cut(reply: CheckedAnswer) -> str:
 
 def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
     for speaker in speakers:
-        settings = ", ".join(f"{name} {value:g}" for name, value in told(speaker.settings.sampling).items())
+        settings = ", ".join(f"{name} {value:g}" for name, value in shown(speaker.settings.sampling).items())
         console.status(f"{speaker.name} on the {speaker.loaded.device.upper()}: {settings} ({speaker.source})")
     if speakers[0].settings.raw:
         console.status("no chat template: each line is continued by itself, as the training rows were")
@@ -293,7 +293,7 @@ def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
         "prompt_ids_equal": reply.ids_equal,
         "seconds": round(reply.answer.seconds, 2),
         "device": speaker.loaded.device,
-        "sampling": told(speaker.settings.sampling),
+        "sampling": shown(speaker.settings.sampling),
         "sampling_from": speaker.source,
     }
 

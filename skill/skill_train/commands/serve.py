@@ -14,7 +14,7 @@ from skill_train.core.secrets import read_key
 from skill_train.evaluate.chat.prompts import GgufPrompts
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, is_loopback, require_server, served
 from skill_train.llama.gguf_header import GgufFile, read_model_file
-from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, told
+from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf, shown
 from skill_train.llama.template import Conversation, special_texts
 
 PORT = 8000
@@ -61,10 +61,10 @@ def serve(options: ServeOptions, console: Console) -> Result:
                 "file": str(chosen.model.path),
                 "engine": f"llama_cpp.server {server.version}",
                 "device": server.device,
-                "sampling": told(job.sampling),
+                "sampling": shown(job.sampling),
                 "sampling_from": source,
             }
-            settings = ", ".join(f"{name} {value:g}" for name, value in told(job.sampling).items())
+            settings = ", ".join(f"{name} {value:g}" for name, value in shown(job.sampling).items())
             console.status(f"{job.name}: {settings} ({source})")
             console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
             with suppress(KeyboardInterrupt):

@@ -105,7 +105,7 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
     return _checked(sampling, file), source if sampling.temperature else f"{source}: greedy"
 
 
-def told(sampling: Sampling) -> dict[str, float]:
+def shown(sampling: Sampling) -> dict[str, float]:
     """What is set: of a greedy choice little is."""
     values: dict[str, float] = {name: getattr(sampling, name) for name in Sampling.__struct_fields__ if name != "stops"}
     return {
