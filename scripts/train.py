@@ -1193,12 +1193,12 @@ def second_try_message(plan: Plan) -> str:
 # --- chat/choices ---
 # Keys of a message with which its author chooses what is trained, as other tools read them.
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
-# torchtune; verl; others. Of parts of a text: axolotl.
+# The tools that read these keys, in the order of the keys. Of answers: OpenAI and mistral-finetune; ms-swift; slime;
+# others. Of all roles: axolotl (the second was its default); torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
-# Columns in which a row is called bad; the last is LLaMA-Factory's.
+# Columns that rate a row as good or bad; the last one is LLaMA-Factory's.
 VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
 ROW_MARKS = {*ANSWER_KEYS, *MESSAGE_KEYS, *VERDICTS}
 NOTHING_LEFT = "nothing is left to learn from"
@@ -1229,8 +1229,8 @@ def is_left_out(message: Any) -> bool:
 
 
 def marks(name: str, row: Any) -> list[bool]:
-    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train.
-    Empty for another column. A `label` of 0 is a verdict in the columns of KTO, and else may be a class."""
+    """Whether a column says that its row, or each of the row's messages, trains. Empty for a column that says nothing
+    about it. A `label` of 0 is a verdict only beside the other columns of KTO; elsewhere it may be a class."""
     words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
@@ -1240,7 +1240,7 @@ def marks(name: str, row: Any) -> list[bool]:
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
-    """The refusal of a conversation whose answers are all left out; None where it has none."""
+    """The refusal of a conversation whose answers are all left out; None if it has no answers."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None
@@ -1267,19 +1267,19 @@ def cannot(message: Any, keys: list[str], why: str) -> Refused:
 # --- chat/pairs ---
 # A prompt and its completion as messages: which texts hold them, and a prompt that the completion repeats.
 
-TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
+TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # a list of messages as text, in JSON or from Python
 ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assistant|tool)["']""")
 
 
 def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
-    """Which sides are texts of turns. One alone may be another text that begins like them, so it is whole."""
+    """Whether each side is a list of messages as text. If only one begins so, it must also end so and have a role."""
     like = [side if isinstance(side, str) and TURNS.match(side) else "" for side in pair]
     return [all(like) or (text.rstrip()[-1:] == "]" and bool(ROLE_KEY.search(text))) for text in like]
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
-    count, nor which of both has the system message."""
+    """Removes the prompt from a completion that is the whole conversation. Blanks around texts do not count, nor which
+    of the two has the system message. Refuses a completion that begins with another question."""
     (first, asked), (other, answered) = without_system(prompt), without_system(completion)
     whole, begun = [*(other and first), *asked], [*(first and other), *answered[: len(asked)]]
     asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again
@@ -1827,7 +1827,7 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
-# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
+# Test arguments of a call. They show how a template writes arguments as JSON text, as an object, and each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
@@ -1857,11 +1857,11 @@ def with_json_values(value: Any) -> Any:
 
 
 def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
-    """The messages with the arguments of their calls as a template takes them, and what to tell of that.
+    """The messages with the arguments of calls in the form that the template needs, and notes for the user.
 
-    In the rows they are objects, or JSON text as in OpenAI's format. A template that joins a text gets it, any other
-    the object; one that writes objects or values as Python does gets JSON text. The example keeps it: whoever renders
-    the row again gets the same text.
+    In rows, arguments are objects, or JSON text as in OpenAI's format. A template that joins them to a text gets JSON
+    text, any other template gets objects. A template that writes objects or values as Python does gets JSON text for
+    them. The example keeps this form, so that the row renders to the same text again.
     """
 
     def probed(change: Callable[[Any], Any]) -> str | None:
@@ -1884,14 +1884,14 @@ def as_taken(messages: list[Message], render: Callable[[list[Message]], str | No
 
 
 def in_json(text: str) -> str:
-    """A text with JSON in place of what Python writes of the probe."""
+    """The text, with the values of `PROBE` in JSON instead of Python's notation."""
     for value in (PROBE, {"a": None}):
         text = text.replace(str(value), text_of_json(value))
     return PYTHON_WORD.sub(lambda found: found[1] + ("true" if found[2] == "True" else "null"), text)
 
 
 def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
-    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
+    """The note, if the rendered text has objects or lists of calls or tools in Python's notation; else empty."""
     values = [tools, *(message.get(name) for message in messages for name in CALLS)]
     own = "\n".join(message["content"] for message in messages)
     for each in values if "{'" in rendered or "['" in rendered else ():
@@ -1903,29 +1903,29 @@ def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str
 
 
 def thoughts_of(message: Message) -> list[str]:
-    """The thoughts of an answer: beside its text, or in it."""
+    """The thoughts of an answer: from the keys of `THOUGHTS`, and from before `</think>` in its text."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
-    inside = opened.split("<think>")[-1] if mark else ""  # the prompt of some models opens it
+    inside = opened.split("<think>")[-1] if mark else ""  # some models' prompts already end with <think>
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
 
 
 def with_names(message: Message) -> Any:
-    """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
-    llama-cpp-python does not. The example keeps it."""
+    """The message with its thoughts under both keys that templates read. transformers 5.23 adds them for a template,
+    and llama-cpp-python does not, so the example keeps both keys."""
     thoughts: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def marked_texts(text: str) -> list[str]:
-    """Texts with a mark in place of an answer: of all of it, and of its thought and the rest."""
+    """Stand-ins for an answer's text: `MARK` alone, and, if it has thoughts, `MARK` as thought and as rest."""
     return [MARK] + [f"<think>\n{MARK}\n</think>\n\n{MARK}"] * ("</think>" in text)
 
 
 def with_marks(
     example: Example, index: int, content: str, without: tuple[str, ...] = ()
 ) -> tuple[list[Message], list[Any] | None]:
-    """The messages and tools of an example. One message has marks for its text and thoughts, and lacks some keys."""
+    """The messages and tools. Message `index` has this `content`, `MARK` as thoughts, and no key of `without`."""
     messages = example["messages"]
     marked: Any = {name: value for name, value in messages[index].items() if name not in without}
     marked |= {name: MARK for name in THOUGHTS if marked.get(name)} | {"content": content}
@@ -1951,7 +1951,7 @@ def left_out_call(call: Any) -> Refused:
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
-    """What to tell of answers whose thoughts, or whose texts beside these, do not stand in the text."""
+    """Notes on answers whose thoughts, or whose text around the thoughts, are missing in the rendered text."""
     for message in messages:
         opened, _, rest = message["content"].partition("</think>")
         beside = [opened.rpartition("<think>")[0], *re.split("</?think>", rest)] if rest else []
@@ -1963,8 +1963,8 @@ def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
-    """The message without all of its calls, without its last one, and without those of OpenAI's older format and
-    OLMo's; each with a call that it lacks."""
+    """The message without all its `tool_calls`, without the last one, and without the calls of OpenAI's older format
+    or of OLMo. Each variant comes with one call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         for first in ([], calls[:-1]) if len(calls) > 1 else ([],):
@@ -2004,7 +2004,7 @@ def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] |
 
 
 def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """What to tell of a row with control tokens in its texts, or only at the end of its answers, and its first one."""
+    """The note on a row with control tokens in its texts, or only at the end of answers, with the first such token."""
     inside, ended = list[str](), list[str]()
     for message in messages:
         found = list(tokens.finditer(message["content"]))
@@ -2020,31 +2020,31 @@ def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[t
 
 
 # --- chat/row_notes ---
-# What is told of rows by their number: what is trained as it stands, though its author hardly meant it so.
+# Notes that count rows whose text is trained unchanged, though the author of the data hardly meant it so.
 
-# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
-# `None` may be one.
+# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. In answers only Alpaca's texts
+# count, because `None` may be a real answer.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
-# What pandas, Excel, MySQL, JavaScript and pages (signs that nobody sees) have for an empty or a broken cell. `NaN` may
-# be an answer about JavaScript.
+# An empty or broken cell as pandas, Excel, MySQL, JavaScript and web pages (invisible characters) write it. `NaN` is
+# not in it, because it may be an answer about JavaScript.
 BROKEN_CELL = re.compile(
     r"nan|<NA>|NaT|#(?:N/A|REF!|VALUE!|NAME\?|NUM!|NULL!|DIV/0!)|\\N|\[object Object\]"
     r"|[\s\xad\u200b-\u200f\u2060\ufeff]+"
 )
-# UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; and bytes that no encoding had.
+# UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; U+FFFD for undecodable bytes.
 WRONG_LETTERS = re.compile(
     r"Ã[Ÿ\x80-\x9f¡-ª¬-º¼-¿]|â(?:€[™œ“”¦\x9d]|\x80[\x93-\xa6])|(?:Ð[\xa0-¿]|Ñ[€‚ƒ„…†‡ˆ‰Š‹Œ\x80-\x8f]){3}|\ufffd"
 )
-IN_WRONG_LETTERS = ("Ã", "â€", "\x80", "Ð", "\ufffd")  # one of them; the search alone takes a minute for 200 MB
-ALONE = ("prompt", "completion", "text")  # of an example without messages
+IN_WRONG_LETTERS = ("Ã", "â€", "\x80", "Ð", "\ufffd")  # searched first: WRONG_LETTERS takes a minute for 200 MB
+ALONE = ("prompt", "completion", "text")  # keys of an example without messages
 # What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
 TURN_MARK = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
-# Of answers fewer: documents have such lines, and thoughts such marks.
+# In answers fewer marks count: a document in an answer has such lines, and its thoughts have such marks.
 MARK_IN_ANSWER = re.compile(
     r"(?:<\|(?:im_end|eo[mt]_id|eot|end|endoftext|end_of_text)\|>|<｜[^<>｜\s]+｜>|<end_of_turn>|</s>|<eos>)\s*\Z"
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
@@ -2052,7 +2052,7 @@ MARK_IN_ANSWER = re.compile(
 )
 FLOAT = re.compile(r"\s*-?\d+\.0\s*")
 TAGS_TWICE = re.compile(r"<tool_response>\s*<tool_response>")
-PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
+PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # not JSON, which has double quotes
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 WRONGLY_READ = (
@@ -2073,7 +2073,7 @@ PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
     "that is meant in its place"
 )
-# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
+# Keys of a message that answers need, and keys that are handled elsewhere. Of all other keys only sentences are noted.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
@@ -2083,7 +2083,7 @@ FLOAT_ANSWERS = (
     "have an answer that is a whole number written as a float (the first: {}), as pandas writes a column with an empty "
     "cell: read it with dtype=str"
 )
-MOSTLY = {PYTHON_ANSWERS: 0.5, FLOAT_ANSWERS: 0.9}  # told from this share of the rows on: a few may well be so
+MOSTLY = {PYTHON_ANSWERS: 0.5, FLOAT_ANSWERS: 0.9}  # the least share of rows for a note: a few may be meant so
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
@@ -2103,29 +2103,29 @@ ACROSS_IN_CHAT = (
 
 
 class RowNotes:
-    """The rows of which something is told: for each note the places."""
+    """Notes about rows: for each note, the places that it is about."""
 
     def __init__(self, *notes: str) -> None:
-        """`notes` are told in this order, others as they are found."""
+        """`notes` come first, in this order; other notes follow in the order in which they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.rows = 0  # that were looked at
+        self.rows = 0  # rows that were looked at
 
     def add(self, line: int, found: Iterable[tuple[str, str]]) -> None:
-        """`found`: notes about a row, and what stands there."""
+        """Adds the notes about the row at this line. `found` holds each note with a text to show behind the line."""
         self.rows += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
-        """What to tell of them, where `count` rows were looked at."""
+        """The notes as sentences, after `count` rows were looked at. Leaves out notes below their share in `MOSTLY`."""
         rare = {note for note, places in self.places.items() if len(places) < count * MOSTLY.get(note, 0)}
         places_of = {note: places for note, places in self.places.items() if places and note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in places_of.items()]
 
 
 def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
-    are the model's tokens, of which `typed` tells."""
+    """The notes about a row, each at most once and with the text that it is about. `encoded` is the encoded row, or its
+    example if there is no model. `own` holds the model's added tokens, which typed.py reports."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (values := marks(name, row)) and not any(values)), default=None)
     if marked is not None:
@@ -2140,7 +2140,7 @@ def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str
         [text for text in beside if isinstance(text, str)], [column, *map(encoded.get, ALONE)], messages
     )
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
-    # A message may be about a mark, so there it begins with one.
+    # A message may be about such marks, so in a message only a mark at its start counts.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
@@ -2162,7 +2162,8 @@ def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str
 
 
 def of_texts(beside: list[str], others: list[Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
-    """`beside`: an input and a system message; `others`: what else is read. What a tool answered is its own."""
+    """Notes on empty or wrongly decoded texts. `beside`: the input and the system message; `others`: further texts that
+    are in no message. The answers of tools are not checked."""
     spoken = [message for message in messages if message["role"] not in TOOLS]
     texts = [text for text in (*others, *(message["content"] for message in spoken)) if isinstance(text, str)]
     nothing = [text for text in beside if NOTHING.fullmatch(text.strip())]
@@ -2196,7 +2197,7 @@ def is_described(names: list[str], text: str) -> bool:
 
 
 # --- chat/labels ---
-# What of an encoded row is trained: its labels.
+# The labels of an encoded row, which say which of its tokens are trained.
 
 IGNORED = -100  # the label of a token that is read and not trained
 

@@ -1,1 +1,1 @@
-"""What a conversation holds beside its texts, and what of it is trained."""
+"""Chat rows: the calls, thoughts and keys of their messages, and which tokens are trained."""

@@ -36,7 +36,7 @@ AS_JSON_TEXT = "the chat template would write arguments of calls as Python does 
 AS_PYTHON = (
     "the chat template writes values of calls or tools as Python does ({'a': True}), and not as JSON: correct it"
 )
-# Stands in for arguments, to see what a template makes of their text, of the object and of each value.
+# Test arguments of a call. They show how a template writes arguments as JSON text, as an object, and each value.
 PROBE = {f"skill train mark {number}": value for number, value in enumerate((True, None, {"a": None}))}
 PYTHON_WORD = re.compile(r"(skill train mark \d.{1,40}?)(True|None)", re.DOTALL)
 
@@ -66,11 +66,11 @@ def with_json_values(value: Any) -> Any:
 
 
 def as_taken(messages: list[Message], render: Callable[[list[Message]], str | None]) -> tuple[list[Message], list[str]]:
-    """The messages with the arguments of their calls as a template takes them, and what to tell of that.
+    """The messages with the arguments of calls in the form that the template needs, and notes for the user.
 
-    In the rows they are objects, or JSON text as in OpenAI's format. A template that joins a text gets it, any other
-    the object; one that writes objects or values as Python does gets JSON text. The example keeps it: whoever renders
-    the row again gets the same text.
+    In rows, arguments are objects, or JSON text as in OpenAI's format. A template that joins them to a text gets JSON
+    text, any other template gets objects. A template that writes objects or values as Python does gets JSON text for
+    them. The example keeps this form, so that the row renders to the same text again.
     """
 
     def probed(change: Callable[[Any], Any]) -> str | None:
@@ -93,14 +93,14 @@ def as_taken(messages: list[Message], render: Callable[[list[Message]], str | No
 
 
 def in_json(text: str) -> str:
-    """A text with JSON in place of what Python writes of the probe."""
+    """The text, with the values of `PROBE` in JSON instead of Python's notation."""
     for value in (PROBE, {"a": None}):
         text = text.replace(str(value), text_of_json(value))
     return PYTHON_WORD.sub(lambda found: found[1] + ("true" if found[2] == "True" else "null"), text)
 
 
 def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str]:
-    """What to tell of objects and lists of calls and tools that stand in a text as Python writes them."""
+    """The note, if the rendered text has objects or lists of calls or tools in Python's notation; else empty."""
     values = [tools, *(message.get(name) for message in messages for name in CALLS)]
     own = "\n".join(message["content"] for message in messages)
     for each in values if "{'" in rendered or "['" in rendered else ():
@@ -112,29 +112,29 @@ def python_notes(messages: list[Message], tools: Any, rendered: str) -> list[str
 
 
 def thoughts_of(message: Message) -> list[str]:
-    """The thoughts of an answer: beside its text, or in it."""
+    """The thoughts of an answer: from the keys of `THOUGHTS`, and from before `</think>` in its text."""
     beside = [message.get(name) for name in THOUGHTS]
     opened, mark, _ = message["content"].partition("</think>")
-    inside = opened.split("<think>")[-1] if mark else ""  # the prompt of some models opens it
+    inside = opened.split("<think>")[-1] if mark else ""  # some models' prompts already end with <think>
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
 
 
 def with_names(message: Message) -> Any:
-    """The message with its thoughts by both names that templates read, as transformers 5.23 makes it for a template and
-    llama-cpp-python does not. The example keeps it."""
+    """The message with its thoughts under both keys that templates read. transformers 5.23 adds them for a template,
+    and llama-cpp-python does not, so the example keeps both keys."""
     thoughts: Any = next((message.get(name) for name in THOUGHTS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def marked_texts(text: str) -> list[str]:
-    """Texts with a mark in place of an answer: of all of it, and of its thought and the rest."""
+    """Stand-ins for an answer's text: `MARK` alone, and, if it has thoughts, `MARK` as thought and as rest."""
     return [MARK] + [f"<think>\n{MARK}\n</think>\n\n{MARK}"] * ("</think>" in text)
 
 
 def with_marks(
     example: Example, index: int, content: str, without: tuple[str, ...] = ()
 ) -> tuple[list[Message], list[Any] | None]:
-    """The messages and tools of an example. One message has marks for its text and thoughts, and lacks some keys."""
+    """The messages and tools. Message `index` has this `content`, `MARK` as thoughts, and no key of `without`."""
     messages = example["messages"]
     marked: Any = {name: value for name, value in messages[index].items() if name not in without}
     marked |= {name: MARK for name in THOUGHTS if marked.get(name)} | {"content": content}
@@ -160,7 +160,7 @@ def left_out_call(call: Any) -> Refused:
 
 
 def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
-    """What to tell of answers whose thoughts, or whose texts beside these, do not stand in the text."""
+    """Notes on answers whose thoughts, or whose text around the thoughts, are missing in the rendered text."""
     for message in messages:
         opened, _, rest = message["content"].partition("</think>")
         beside = [opened.rpartition("<think>")[0], *re.split("</?think>", rest)] if rest else []
@@ -172,8 +172,8 @@ def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
-    """The message without all of its calls, without its last one, and without those of OpenAI's older format and
-    OLMo's; each with a call that it lacks."""
+    """The message without all its `tool_calls`, without the last one, and without the calls of OpenAI's older format
+    or of OLMo. Each variant comes with one call that it lacks."""
     calls: Any = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         for first in ([], calls[:-1]) if len(calls) > 1 else ([],):

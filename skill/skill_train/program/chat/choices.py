@@ -7,12 +7,12 @@ from typing import Any
 
 from skill_train.program.events import Refused
 
-# Of answers: OpenAI and mistral-finetune; ms-swift; slime; others. Of all roles: axolotl (the second was its default);
-# torchtune; verl; others. Of parts of a text: axolotl.
+# The tools that read these keys, in the order of the keys. Of answers: OpenAI and mistral-finetune; ms-swift; slime;
+# others. Of all roles: axolotl (the second was its default); torchtune; verl; others. Of parts of a text: axolotl.
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask", "loss_weight")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask", "trainable")
 SPAN_KEYS = ("train_detail", "training_detail")
-# Columns in which a row is called bad; the last is LLaMA-Factory's.
+# Columns that rate a row as good or bad; the last one is LLaMA-Factory's.
 VERDICTS = ("label", "desirable", "preferred", "liked", "thumbs_up", "is_good", "kto_tag")
 ROW_MARKS = {*ANSWER_KEYS, *MESSAGE_KEYS, *VERDICTS}
 NOTHING_LEFT = "nothing is left to learn from"
@@ -43,8 +43,8 @@ def is_left_out(message: Any) -> bool:
 
 
 def marks(name: str, row: Any) -> list[bool]:
-    """What a column, or the text of its cell, says of its row or of each of its messages: whether that is to train.
-    Empty for another column. A `label` of 0 is a verdict in the columns of KTO, and else may be a class."""
+    """Whether a column says that its row, or each of the row's messages, trains. Empty for a column that says nothing
+    about it. A `label` of 0 is a verdict only beside the other columns of KTO; elsewhere it may be a class."""
     words = re.findall(r"[\w.]+", str(row.get(name)).lower()) if name in ROW_MARKS else []
     if name in VERDICTS:
         kto = {"prompt", "completion", "label"} <= row.keys()
@@ -54,7 +54,7 @@ def marks(name: str, row: Any) -> list[bool]:
 
 
 def all_left_out(messages: list[Any]) -> Refused | None:
-    """The refusal of a conversation whose answers are all left out; None where it has none."""
+    """The refusal of a conversation whose answers are all left out; None if it has no answers."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         return None

@@ -1,4 +1,4 @@
-"""What of an encoded row is trained: its labels."""
+"""The labels of an encoded row, which say which of its tokens are trained."""
 
 from __future__ import annotations
 

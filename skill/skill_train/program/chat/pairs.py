@@ -7,19 +7,19 @@ from typing import Any
 
 from skill_train.program.events import Refused
 
-TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # as a text: of JSON, or of Python
+TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']""")  # a list of messages as text, in JSON or from Python
 ROLE_KEY = re.compile(r"""["']role["']\s*:\s*["'](?:system|developer|user|assistant|tool)["']""")
 
 
 def hold_turns(pair: tuple[Any, Any]) -> list[bool]:
-    """Which sides are texts of turns. One alone may be another text that begins like them, so it is whole."""
+    """Whether each side is a list of messages as text. If only one begins so, it must also end so and have a role."""
     like = [side if isinstance(side, str) and TURNS.match(side) else "" for side in pair]
     return [all(like) or (text.rstrip()[-1:] == "]" and bool(ROLE_KEY.search(text))) for text in like]
 
 
 def read_once(prompt: list[Any], completion: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The prompt, and what follows it in a completion that is the whole conversation. Blanks around the texts do not
-    count, nor which of both has the system message."""
+    """Removes the prompt from a completion that is the whole conversation. Blanks around texts do not count, nor which
+    of the two has the system message. Refuses a completion that begins with another question."""
     (first, asked), (other, answered) = without_system(prompt), without_system(completion)
     whole, begun = [*(other and first), *asked], [*(first and other), *answered[: len(asked)]]
     asks = "user" in map(role_of, asked) or completion[: len(prompt)] == prompt  # an answer alone may come again

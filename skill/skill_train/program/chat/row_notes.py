@@ -1,4 +1,4 @@
-"""What is told of rows by their number: what is trained as it stands, though its author hardly meant it so."""
+"""Notes that count rows whose text is trained unchanged, though the author of the data hardly meant it so."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 from skill_train.program.chat.choices import marks
 from skill_train.program.examples import CALLS, ROLES, THOUGHTS, TOOLS, Row, is_filled
 
-# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
-# `None` may be one.
+# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. In answers only Alpaca's texts
+# count, because `None` may be a real answer.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
-# What pandas, Excel, MySQL, JavaScript and pages (signs that nobody sees) have for an empty or a broken cell. `NaN` may
-# be an answer about JavaScript.
+# An empty or broken cell as pandas, Excel, MySQL, JavaScript and web pages (invisible characters) write it. `NaN` is
+# not in it, because it may be an answer about JavaScript.
 BROKEN_CELL = re.compile(
     r"nan|<NA>|NaT|#(?:N/A|REF!|VALUE!|NAME\?|NUM!|NULL!|DIV/0!)|\\N|\[object Object\]"
     r"|[\s\xad\u200b-\u200f\u2060\ufeff]+"
 )
-# UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; and bytes that no encoding had.
+# UTF-8 that was read as Windows-1252 or Latin-1: letters such as ü, quotes, Cyrillic; U+FFFD for undecodable bytes.
 WRONG_LETTERS = re.compile(
     r"Ã[Ÿ\x80-\x9f¡-ª¬-º¼-¿]|â(?:€[™œ“”¦\x9d]|\x80[\x93-\xa6])|(?:Ð[\xa0-¿]|Ñ[€‚ƒ„…†‡ˆ‰Š‹Œ\x80-\x8f]){3}|\ufffd"
 )
-IN_WRONG_LETTERS = ("Ã", "â€", "\x80", "Ð", "\ufffd")  # one of them; the search alone takes a minute for 200 MB
-ALONE = ("prompt", "completion", "text")  # of an example without messages
+IN_WRONG_LETTERS = ("Ã", "â€", "\x80", "Ð", "\ufffd")  # searched first: WRONG_LETTERS takes a minute for 200 MB
+ALONE = ("prompt", "completion", "text")  # keys of an example without messages
 # What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST], ### Instruction:
 TURN_MARK = re.compile(
     r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]"
     r"|^### ?(?:Instruction|Response|Human|User|Assistant):",
     re.MULTILINE,
 )
-# Of answers fewer: documents have such lines, and thoughts such marks.
+# In answers fewer marks count: a document in an answer has such lines, and its thoughts have such marks.
 MARK_IN_ANSWER = re.compile(
     r"(?:<\|(?:im_end|eo[mt]_id|eot|end|endoftext|end_of_text)\|>|<｜[^<>｜\s]+｜>|<end_of_turn>|</s>|<eos>)\s*\Z"
     r"|\[INST\](?=[^\[]*\[/INST\])|\A\s*### ?(?:Response|Assistant):|^### ?(?:Instruction|Human):",
@@ -40,7 +40,7 @@ MARK_IN_ANSWER = re.compile(
 )
 FLOAT = re.compile(r"\s*-?\d+\.0\s*")
 TAGS_TWICE = re.compile(r"<tool_response>\s*<tool_response>")
-PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # no JSON: its quotes are double
+PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # not JSON, which has double quotes
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 WRONGLY_READ = (
@@ -61,7 +61,7 @@ PYTHON_ANSWERS = (
     "have an answer that is a list or an object as Python writes it (the first: {}), and that is trained: put the text "
     "that is meant in its place"
 )
-# Keys of a message that answers need, and those that are told otherwise. Of others a sentence is told.
+# Keys of a message that answers need, and keys that are handled elsewhere. Of all other keys only sentences are noted.
 NEEDED_KEYS = ("attachments", "context", "documents", "functions", "reasoning_details", "tools")
 READ_KEYS = ("role", "content", *CALLS, *THOUGHTS)
 UNREAD_KEYS = (
@@ -71,7 +71,7 @@ FLOAT_ANSWERS = (
     "have an answer that is a whole number written as a float (the first: {}), as pandas writes a column with an empty "
     "cell: read it with dtype=str"
 )
-MOSTLY = {PYTHON_ANSWERS: 0.5, FLOAT_ANSWERS: 0.9}  # told from this share of the rows on: a few may well be so
+MOSTLY = {PYTHON_ANSWERS: 0.5, FLOAT_ANSWERS: 0.9}  # the least share of rows for a note: a few may be meant so
 LEFT_OUT_ROW = "are marked to be left out (the first: {}), in a column that is not read: they train like the others"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
@@ -91,29 +91,29 @@ ACROSS_IN_CHAT = (
 
 
 class RowNotes:
-    """The rows of which something is told: for each note the places."""
+    """Notes about rows: for each note, the places that it is about."""
 
     def __init__(self, *notes: str) -> None:
-        """`notes` are told in this order, others as they are found."""
+        """`notes` come first, in this order; other notes follow in the order in which they are found."""
         self.places: dict[str, list[str]] = {note: [] for note in notes}
-        self.rows = 0  # that were looked at
+        self.rows = 0  # rows that were looked at
 
     def add(self, line: int, found: Iterable[tuple[str, str]]) -> None:
-        """`found`: notes about a row, and what stands there."""
+        """Adds the notes about the row at this line. `found` holds each note with a text to show behind the line."""
         self.rows += 1
         for note, place in found:
             self.places.setdefault(note, []).append(f"line {line}{place}")
 
     def notes(self, count: int) -> list[str]:
-        """What to tell of them, where `count` rows were looked at."""
+        """The notes as sentences, after `count` rows were looked at. Leaves out notes below their share in `MOSTLY`."""
         rare = {note for note, places in self.places.items() if len(places) < count * MOSTLY.get(note, 0)}
         places_of = {note: places for note, places in self.places.items() if places and note not in rare}
         return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in places_of.items()]
 
 
 def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each note at most once, and what stands there. `made` is the row encoded, or its example without a model; `own`
-    are the model's tokens, of which `typed` tells."""
+    """The notes about a row, each at most once and with the text that it is about. `encoded` is the encoded row, or its
+    example if there is no model. `own` holds the model's added tokens, which typed.py reports."""
     unread = row.keys() - columns.values()
     marked = min((name for name in unread if (values := marks(name, row)) and not any(values)), default=None)
     if marked is not None:
@@ -128,7 +128,7 @@ def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str
         [text for text in beside if isinstance(text, str)], [column, *map(encoded.get, ALONE)], messages
     )
     users = [message["content"].lstrip() for message in messages if message["role"] == "user"]
-    # A message may be about a mark, so there it begins with one.
+    # A message may be about such marks, so in a message only a mark at its start counts.
     asked = map(TURN_MARK.search, [column]) if isinstance(column, str) else map(TURN_MARK.match, users)
     for note, found in ((RENDERED_TWICE, asked), (MARKED_ANSWERS, map(MARK_IN_ANSWER.search, answers))):
         if foreign := [mark for each in found if each and (mark := each.group().strip()) not in own]:
@@ -150,7 +150,8 @@ def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str
 
 
 def of_texts(beside: list[str], others: list[Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
-    """`beside`: an input and a system message; `others`: what else is read. What a tool answered is its own."""
+    """Notes on empty or wrongly decoded texts. `beside`: the input and the system message; `others`: further texts that
+    are in no message. The answers of tools are not checked."""
     spoken = [message for message in messages if message["role"] not in TOOLS]
     texts = [text for text in (*others, *(message["content"] for message in spoken)) if isinstance(text, str)]
     nothing = [text for text in beside if NOTHING.fullmatch(text.strip())]

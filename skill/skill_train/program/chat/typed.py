@@ -29,7 +29,7 @@ def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] |
 
 
 def typed_tokens(messages: list[Message], tokens: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """What to tell of a row with control tokens in its texts, or only at the end of its answers, and its first one."""
+    """The note on a row with control tokens in its texts, or only at the end of answers, with the first such token."""
     inside, ended = list[str](), list[str]()
     for message in messages:
         found = list(tokens.finditer(message["content"]))
