@@ -1,4 +1,4 @@
-"""The names of what a job leaves in its bucket and in the repository, for those who look there."""
+"""Names of the files that a job leaves in its bucket and in the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PUBLISHED = {
 
 
 def result_names(method: str) -> set[str]:
-    """Names in the repository by which it is asked before the training whether it takes the result."""
+    """File names of a result. Before the training, the repository is asked whether it accepts them."""
     whole = {"config.json", "tokenizer_config.json", "model.safetensors", "model-00001-of-00002.safetensors"}
     own = whole if method == "full" else {"adapter_config.json", "adapter_model.safetensors"}
     return own | {"README.md", "train.json", "environment.json", "recipe.json", "tokenizer.json"}

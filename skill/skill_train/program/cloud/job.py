@@ -44,7 +44,7 @@ from skill_train.program.plan import Plan, kills_for_memory, last_stage, memory_
 from skill_train.program.start.inputs import load_plan, prepare_environment
 
 KEEP_SECONDS = 2.0
-KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
+KEEP_AGAIN_SECONDS = 60.0  # after a failure, such as a full disk
 KEPT_CHECKPOINTS = 2
 LINKS = "being-kept"
 SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
@@ -140,9 +140,9 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to our output and into train.log. A signal to us is passed on: it saves a
-    checkpoint and ends, and everything is stored before we end. It stays in our process group, so that killing the
-    group leaves no process behind."""
+    """The training program. Its output goes to our output and into train.log. A signal to us is passed on: the child
+    saves a checkpoint and ends, and everything is stored before we end. The child stays in our process group, so that
+    killing the group leaves no process behind."""
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
@@ -179,7 +179,7 @@ class Child:
                             out.flush()
 
     def running(self, seconds: float) -> bool:
-        """Waits so long for its end. Returns False after the end, when all its output has been read."""
+        """Waits up to `seconds` for the child's end. Returns False after the end, when all its output has been read."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -210,7 +210,7 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    output = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
+    output = child.output() if child.has_launcher else ""  # a launcher prints how its processes ended
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", output) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
@@ -255,8 +255,8 @@ class Keeper:
         self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
-        """Stores what is new. A failure does not end the training: it is told, and tried again with more room, a minute
-        later or, the last time, at once."""
+        """Stores new files. A failure does not end the training: it is reported, and older checkpoints are removed. The
+        next try is a minute later, or at once if this is the `last` one."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -293,7 +293,7 @@ class Keeper:
                 self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """Copies a checkpoint, and what else a restart needs: the lines of its steps, and the figures from before."""
+        """Copies a checkpoint, and what else a restart needs: metrics.jsonl, and before.json of the first checks."""
         started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
         source = self.linked(checkpoint)
@@ -316,9 +316,9 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def linked(self, checkpoint: Path) -> Path:
-        """A folder of hard links to the files of a checkpoint, which the trainer removes when there are two newer ones:
-        a slow bucket would never get a whole one. The checkpoint itself if the disk has no hard links, or no room for
-        two more checkpoints beside the bytes that the links hold."""
+        """A folder of hard links to the files of a checkpoint. The trainer removes a checkpoint when there are two
+        newer ones, so a slow bucket would never get a whole one. Returns the checkpoint itself if the disk has no hard
+        links, or no room for two more checkpoints beside the linked bytes."""
         links = self.work / LINKS
         shutil.rmtree(links, ignore_errors=True)
         try:
@@ -334,8 +334,8 @@ class Keeper:
         return links
 
     def prune(self, count: int) -> None:
-        """Removes older checkpoints and leaves `count` that are known to be whole: of one from an earlier start there
-        may be only the marker."""
+        """Removes older checkpoints from the bucket, and leaves the newest `count` that are known to be whole. Other
+        checkpoints of an earlier start do not count: their files may be missing."""
         checkpoints = numbered(self.bucket / "checkpoints")
         whole = [path for path in checkpoints if path.name in self.whole]
         for path in checkpoints:
@@ -362,7 +362,7 @@ def require_kept(bucket: Path) -> None:
 
 
 def fetch_result(bucket: Path, work: Path) -> bool:
-    """Whether this run was trained before. Its results are then in `work`."""
+    """Whether this run was trained before. If so, copies its results to `work`."""
     marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
