@@ -815,7 +815,7 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 
 
 # --- folders/base ---
-# The base as files: which of them belong to it, and its config.
+# The folder of a base model: which of its files belong to the model, and the model's config.
 
 # Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
@@ -826,8 +826,8 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they 
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
-    from_pretrained (transformers 5.23)."""
+    """The model's config with the kernel `attention` in every part. A kernel that config.json names would win over an
+    argument of from_pretrained (transformers 5.23)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -851,9 +851,9 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
 
 
 def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
-    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
-    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
-    which transformers takes then."""
+    """Adds the token ids `ends` to eos_token_id in a model's generation_config.json, before the ids there. transformers
+    and vLLM stop at these tokens. Returns the ids that were added. A missing file is created with the tokens of
+    config.json, which transformers uses without that file."""
     path = folder / "generation_config.json"
     if not ends:
         return []
@@ -882,7 +882,7 @@ def files_of_base(base: Path) -> list[Path]:
 
 
 def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
+    """Whether a folder is hidden, is called `runs`, or holds a run, an adapter, a checkpoint or another model."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)
@@ -910,15 +910,15 @@ def _start(file: Path) -> bytes:
 
 
 # --- folders/checkpoints ---
-# The checkpoints of a training on disk, what else an earlier start has left, and the signals at which it writes its
-# last one.
+# The checkpoints of a training on disk, other files of an earlier start, and the signals at which a training writes
+# its last checkpoint.
 
 Taken = TypeVar("Taken")
 COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size and the SHA-256 of each file
 
 
 def mark(checkpoint: Path) -> None:
-    """Writes what each file is, its size last: a checkpoint without that is torn."""
+    """Writes the digests of all files, then their sizes. A checkpoint without the file of sizes counts as torn."""
     for name in (COMPLETE, DIGESTS):
         (checkpoint / name).unlink(missing_ok=True)
     files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
@@ -940,8 +940,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def share_weights(folder: Path, like: Path) -> None:
-    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
-    them, so a run of a container's root could not be merged by its user."""
+    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets only the owner read
+    them, so the user could not merge a run that root trained in a container."""
     for file in folder.glob("*.safetensors"):
         with suppress(OSError):  # a file system without permissions
             file.chmod(like.stat().st_mode & 0o777)

@@ -1,1 +1,1 @@
-"""What lies in the folders of a model and of a training, as files."""
+"""The files in the folders of base models and of checkpoints."""

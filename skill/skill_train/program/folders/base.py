@@ -1,4 +1,4 @@
-"""The base as files: which of them belong to it, and its config."""
+"""The folder of a base model: which of its files belong to the model, and the model's config."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they 
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
-    from_pretrained (transformers 5.23)."""
+    """The model's config with the kernel `attention` in every part. A kernel that config.json names would win over an
+    argument of from_pretrained (transformers 5.23)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -45,9 +45,9 @@ def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | N
 
 
 def add_stops(folder: Path, ends: Collection[int]) -> list[int]:
-    """Puts tokens before those in eos_token_id of a model's generation_config.json, where transformers and vLLM read at
-    which tokens an answer ends. Returns those that it added. A missing file is written with the tokens of config.json,
-    which transformers takes then."""
+    """Adds the token ids `ends` to eos_token_id in a model's generation_config.json, before the ids there. transformers
+    and vLLM stop at these tokens. Returns the ids that were added. A missing file is created with the tokens of
+    config.json, which transformers uses without that file."""
     path = folder / "generation_config.json"
     if not ends:
         return []
@@ -76,7 +76,7 @@ def files_of_base(base: Path) -> list[Path]:
 
 
 def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
+    """Whether a folder is hidden, is called `runs`, or holds a run, an adapter, a checkpoint or another model."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)

@@ -1,5 +1,5 @@
-"""The checkpoints of a training on disk, what else an earlier start has left, and the signals at which it writes its
-last one."""
+"""The checkpoints of a training on disk, other files of an earlier start, and the signals at which a training writes
+its last checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size 
 
 
 def mark(checkpoint: Path) -> None:
-    """Writes what each file is, its size last: a checkpoint without that is torn."""
+    """Writes the digests of all files, then their sizes. A checkpoint without the file of sizes counts as torn."""
     for name in (COMPLETE, DIGESTS):
         (checkpoint / name).unlink(missing_ok=True)
     files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
@@ -40,8 +40,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def share_weights(folder: Path, like: Path) -> None:
-    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
-    them, so a run of a container's root could not be merged by its user."""
+    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets only the owner read
+    them, so the user could not merge a run that root trained in a container."""
     for file in folder.glob("*.safetensors"):
         with suppress(OSError):  # a file system without permissions
             file.chmod(like.stat().st_mode & 0o777)
