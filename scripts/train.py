@@ -2809,7 +2809,7 @@ class HubFile(NamedTuple):
         return (self.root / self.name).parent
 
     def beside(self, text: str) -> str:
-        """The name in the repository of what a text in a row names, if it names a file."""
+        """The path in the repository of the file that a text in a row names, if it names one."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
 
 
@@ -2837,9 +2837,9 @@ def rows_named(data: str, file: str | None) -> str:
 
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: that of the data, or of the file to
-    which a link leads. For data on the Hub it lies in the cache: the folder of the file of rows, or of the dataset.
-    `file` and `commit` are `data_file` and `data_revision` of the recipe."""
+    """The folder where the paths of pictures begin, and which they may not leave: the data itself, if it is a
+    folder, or the folder of the data file, with links followed. For data on the Hub it lies in the cache: the folder of
+    the file of rows, or of the dataset. `file` and `commit` are `data_file` and `data_revision` of the recipe."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -2856,15 +2856,15 @@ def cache_of(dataset: str) -> Path:
 
 
 def hub_cache_of(folder: Path) -> Path | None:
-    """The folder of the whole dataset in the cache of huggingface_hub, whose files are links to others in `blobs`, for
-    the folder of a file of rows in it. None for a folder of the user."""
+    """The dataset's folder in the cache of huggingface_hub, for a folder in one of its snapshots, whose files are links
+    to others in `blobs`. None for a folder of the user."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
 
 # --- A file of rows on the Hub ---
 
-Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a line number, and its row
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
@@ -2941,7 +2941,7 @@ def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_cod
 
 @contextmanager
 def named_as(path: Path, name: str) -> Iterator[None]:
-    """Refusals name a file in the cache as the user does."""
+    """Makes refusals in the block call a file in the cache by the name that the user knows."""
     try:
         yield
     except Refused as refusal:
@@ -2960,8 +2960,8 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 
 def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder. Several tables are refused, because one would be read without a word."""
+    """The table of a folder of pictures: in the folder itself for the split train, or in the subfolder of the split.
+    None for another folder. Refuses several tables, because only one of them would be read, silently."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -2983,7 +2983,7 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder. It may not name a picture for `file_name` and
+    """A row of the table, with its file names relative to the folder. It may not name a picture for `file_name` and
     another for `image`: `datasets` calls both `image`."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
@@ -2998,8 +2998,8 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
-    """A value of the table, where `below` is its folder. A name without the ending of a picture could be a text: if its
-    file is a picture, it becomes what `datasets` makes of every name."""
+    """A value of the table in the folder `below`, with file names relative to `folder`. A name without a picture's
+    ending may be a text: if its file is a picture, it becomes the dictionary that `datasets` makes of every name."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):
@@ -3061,7 +3061,7 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB. What is transparent becomes white. Refuses what is no picture, too
+    """The picture, upright, as a PIL image in RGB. Transparent pixels become white. Refuses what is no picture, too
     large, too narrow, animated or broken. Paths lie in the `folder` of the dataset; without one they are refused."""
     from PIL import ImageOps
 
@@ -3084,8 +3084,8 @@ def upright_size(image: Any) -> PictureSize:
 
 
 def orientation(image: Any) -> int:
-    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
-    count: Pillow's own method decodes the file for it."""
+    """The orientation that EXIF says, from 1 (upright) to 8. EXIF behind the pixels of a PNG file does not count:
+    Pillow's own method would decode the file to find it."""
     from PIL import Image
 
     value = Image.Image.getexif(image).get(0x0112)
@@ -3205,7 +3205,7 @@ def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
 
 
 def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
-    """The opened file, of which nothing is read yet, or what a row holds itself."""
+    """The picture's file, opened and not read yet, or the bytes in the row as such a file."""
     if isinstance(source, dict):
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
@@ -3285,7 +3285,7 @@ def bad_picture(
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
 PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
-PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # keys of a part that may hold its picture
 PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
 
 
@@ -3293,7 +3293,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
     """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
 
     A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
-    column `images`. Pictures of a row without any such place come before the first question. Answers have none.
+    column `images`. Pictures of a row without any such place come before the first question. Answers must have none.
     """
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
@@ -3322,7 +3322,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
-    """Refuses a place that no picture was left for. Of a row without pictures a text may speak of the tag."""
+    """Refuses a tag `<image>` for which no picture was left. A text of a row without pictures may be about the tag."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -3348,7 +3348,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
-    """A text or messages with `PICTURE` for each picture, which goes to `pictures`. That of a tag is from `waiting`."""
+    """A text or messages with `PICTURE` for each picture. Adds the pictures to `pictures`; tags use up `waiting`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -3411,7 +3411,7 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
-    """Refuses a part that holds more than its type says, which would be dropped silently. Nulls are Arrow's."""
+    """Refuses a part that holds more than its type says, which would be dropped silently. Arrow adds nulls."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
@@ -3435,7 +3435,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
 
 
 def which_picture(value: Any) -> str:
-    """Equal for two ways to name one picture: its path, and its bytes with the path."""
+    """A text that is equal for two ways to name one picture: its path, and its bytes with the path."""
     if isinstance(value, dict):
         value = value.get("path") or value.get("bytes")
     return posixpath.normpath(value) if isinstance(value, str) else repr(value)
@@ -3465,7 +3465,7 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 
 
 def require_places(example: Example, pictures: int) -> None:
-    """Refuses a conversation in which another number of pictures stands than the row has."""
+    """Refuses an example that is no chat, or that has more or fewer places for pictures than the row has pictures."""
     if example["kind"] != "chat":
         expected = "format messages, sharegpt, question_answer or instruction"
         raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
@@ -3474,7 +3474,7 @@ def require_places(example: Example, pictures: int) -> None:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
-# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+# The name of a column beside the pictures that only says which picture it is, or how large.
 NAMES_PICTURE = re.compile(
     r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
 )
@@ -3486,8 +3486,8 @@ def tells_which_picture(column: str, value: Any) -> bool:
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video. Where it reads `pictures` of the
-    format's own column, others may tell which they are."""
+    """The first column that is not read and contains images, audio or video; None if there is none. With `pictures`,
+    columns that only name the pictures of the format's own column are allowed."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:
@@ -3516,12 +3516,12 @@ def vision_part(module: str) -> str:
 # with those that llama.cpp computes.
 
 TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
-LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; Llava with Pixtral's tower
 ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
 ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
-ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
-LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
+ENGINE_TOKENS = (8, 4096)  # least and most tokens of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # the same for Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
@@ -3558,7 +3558,7 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
 
 
 class TileGrid(NamedTuple):
-    """Tiles of a picture."""
+    """How many rows and columns of tiles or tokens a picture has."""
 
     rows: int
     columns: int
@@ -3579,7 +3579,7 @@ class Engine:
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
-        """Of the picture after all resizing; of one that is divided, of all its tiles."""
+        """The size of a picture after all resizing; the size of all tiles together if it is divided."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
         if self.kind in TILED:
@@ -3589,8 +3589,8 @@ class Engine:
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
-        one at least, where the model's processor divides no small one."""
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of a picture of SmolVLM or Idefics3:
+        at least one tile, although the model's own processor does not divide small pictures."""
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
@@ -3598,7 +3598,7 @@ class Engine:
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
     def parts(self, image: Any) -> list[Any]:
-        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
+        """The PIL images in RGB that the tower reads: the picture, or its tiles and a small copy of it."""
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
@@ -3620,7 +3620,7 @@ class Engine:
         return ((whole - mean) / std).transpose(2, 0, 1)
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes of the pictures of each row, as its own processor would arrange it."""
+        """The tensors of the pictures of each row, in the layout of the model's own processor."""
         import numpy as np
         import torch
 
@@ -3643,7 +3643,7 @@ class Engine:
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
 
     def padded(self, parts: list[Any]) -> dict[str, Any]:
-        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
+        """The tensors of Pixtral and Mistral 3: each picture in the top left corner of a plane of one common size."""
         import numpy as np
         import torch
 
@@ -3654,8 +3654,8 @@ class Engine:
         return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
-        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
-        film. [3, height, width] -> [patches, numbers]"""
+        """The patches of a picture of Qwen-VL, grouped by token. Each patch is repeated as the equal frames of a film.
+        [3, height, width] -> [patches, numbers]"""
         import numpy as np
 
         size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
@@ -3666,7 +3666,7 @@ class Engine:
 
 
 def reduced_size(size: PictureSize, longest: int) -> PictureSize:
-    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+    """The size before both sides become whole tiles: the longer side is `longest`, the other one an even number."""
     ratio = size.width / size.height
     if size.width >= size.height:
         height = int(longest / ratio)
@@ -3676,8 +3676,8 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits. As
-    llama.cpp computes it: in single precision, which gives some sides otherwise, and with halves rounded up."""
+    """The size with both sides a multiple of `align`, about in the shape of the picture, and its pixels within the
+    limits. As llama.cpp computes it: in single precision, which changes some sides, and with halves rounded up."""
     least, most = limits
 
     def squares(side: float) -> float:
@@ -3694,12 +3694,12 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
 
 def single(number: float) -> float:
-    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
+    """The nearest number in single precision. An operation in double precision, rounded so, equals one in single."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
-    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
+    """The picture in its own shape, as large as it fits, centred on black; unchanged if it has the target size."""
     from PIL import Image
 
     if image.size == target:
@@ -3720,7 +3720,7 @@ def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
 
 
 # --- pictures/processor ---
-# What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
+# The image processor that a model's files describe, and the number of tokens of a picture, by arithmetic alone.
 #
 # Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
 # transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
@@ -3740,7 +3740,7 @@ _TILES = _HALF | {
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
-# What a file may leave out: the values of the class. A null is none of them, except Qwen's `size`.
+# Defaults of the processor classes, for settings that a file leaves out. A null counts as set, except Qwen's `size`.
 PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
@@ -3750,8 +3750,8 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "idefics3": _TILES,
     **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
 }
-# The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
-# files; of a class that transformers does not know it takes that of the family.
+# The classes of each family's image processors, without the endings Fast and Pil. The first files of Qwen2.5-VL name
+# its second class, which transformers does not know: it uses the class of the family then.
 _CLASSES = {
     "qwen2_vl": ("Qwen2VLImageProcessor",),
     "qwen2_5_vl": ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"),
@@ -3786,7 +3786,7 @@ class ImageProcessor:
 
 
 class PictureTokens(NamedTuple):
-    """What the language model reads of a picture."""
+    """How many tokens the language model reads for a picture."""
 
     parts: int  # tokens that stand for parts of it
     around: int  # tokens that are written around them: marks, and ends of lines
@@ -3834,8 +3834,8 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
 
 
 def _require_agreement(config: Mapping[str, Any], processor: ImageProcessor) -> None:
-    """Refuses files of which the model would take other tokens of a picture than are written into the text. What
-    config.json leaves out is not compared."""
+    """Refuses files that disagree about the tokens of a picture: the model would expect another number than the text
+    has. Values that config.json leaves out are not compared."""
     kind, vision = processor.kind, _object(config.get("vision_config"))
     patch, scale = vision.get("patch_size"), config.get("scale_factor")
     compared: list[tuple[str, int, list[Any]]] = []
@@ -3933,13 +3933,13 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
     """The tokens of a picture of this size, once it is upright."""
     rows, columns = grid_of(processor, size, engine)
-    if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
+    if processor.kind == "gemma3":  # two marks; the processor adds a blank line before and behind
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
     if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
-    read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
+    read = rows * columns + 1  # two marks a part, a line end a row and one after all, and a last mark
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
 
 
@@ -3976,7 +3976,7 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    """The size as llama.cpp reduces it, then made smaller until no side is above `_TILED_SIDE`."""
     width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
@@ -4027,10 +4027,10 @@ def limited_processor(processor: ImageProcessor, least: int | None, most: int | 
 
 
 # --- pictures/tokens ---
-# How many tokens of the model stand for a picture, and the tensors that the model takes of it.
+# The tokens that stand for a picture in the model's text, and the tensors that the model gets.
 #
 # The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
-# `preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
+# `preprocess: engine`, the tensors and the text around a picture are those of llama.cpp.
 
 LINE_END = "[IMG_BREAK]"
 
@@ -4043,8 +4043,8 @@ class Places(NamedTuple):
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
-    without `preprocess` it is the processor that reads them."""
+    """The fields of a recipe that say how its pictures are read. A limit of None stands for that of the model's image
+    processor. Without `preprocess`, the image processor reads the pictures."""
 
     model: str
     revision: str | None
@@ -4079,7 +4079,7 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
+        self.settings = limited_processor(settings, *self.limits)  # used to count tokens
         self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
@@ -4132,8 +4132,8 @@ class Pictures:
         return tiles + "\n" * bool(tiles) + f"{around}<global-img>{parts}{around}"
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
-        start and end in the text before, and how far they are moved."""
+        """The text with each mark of a picture replaced by its `expansion`, and the pieces between the marks: their
+        start and end in `rendered`, and by how many characters they moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -4154,8 +4154,8 @@ class Pictures:
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
-        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
-        the pictures with their digests."""
+        """The rendered text with its pictures expanded, the trained spans in this text without the tokens of pictures,
+        and the pictures with their digests."""
         fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
         outside = [
             (max(start, a) + shift, min(stop, b) + shift)
@@ -4213,8 +4213,8 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes beside the ids, for the pictures of each row, as PIL images: pixels by patch (Qwen), by
-        picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
+        """The tensors that the model takes beside the ids, made of the PIL images of each row. They hold pixels by
+        patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -4242,7 +4242,7 @@ def model_document(model: str, revision: str | None, name: str) -> dict[str, Any
 
 
 class PixelLimits(NamedTuple):
-    """The limits of a recipe; None is what the model's processor says."""
+    """The limits of a recipe; None stands for the limit of the model's processor."""
 
     least: int | None
     most: int | None
@@ -4267,7 +4267,7 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
 
 
 def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
-    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
+    """The settings of an image processor's file that hold the limits, by the file's names; empty for another file."""
     size = own.get("size") if isinstance(own.get("size"), dict) else None
     named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
     if size is None and not named.keys() & own.keys():
@@ -4279,8 +4279,8 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
-    """The content of a picture's file, if it has the digest that it had when its row was encoded: its checks, and the
-    record of what was fed, are of that picture."""
+    """The content of a picture's file. Refuses a file that changed after its row was encoded, because the checks and
+    the record of what was fed are about the earlier content."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:

@@ -1,1 +1,1 @@
-"""Pictures in rows: where they are, how they are read, and what the model takes of them."""
+"""Pictures in rows: where they are, how they are read, and which tokens and tensors the model gets."""

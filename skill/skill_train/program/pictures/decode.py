@@ -54,7 +54,7 @@ class PictureSize(NamedTuple):
 
 
 def read_picture(source: PictureSource, folder: Path | None) -> Any:
-    """The picture, upright, as a PIL image in RGB. What is transparent becomes white. Refuses what is no picture, too
+    """The picture, upright, as a PIL image in RGB. Transparent pixels become white. Refuses what is no picture, too
     large, too narrow, animated or broken. Paths lie in the `folder` of the dataset; without one they are refused."""
     from PIL import ImageOps
 
@@ -77,8 +77,8 @@ def upright_size(image: Any) -> PictureSize:
 
 
 def orientation(image: Any) -> int:
-    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
-    count: Pillow's own method decodes the file for it."""
+    """The orientation that EXIF says, from 1 (upright) to 8. EXIF behind the pixels of a PNG file does not count:
+    Pillow's own method would decode the file to find it."""
     from PIL import Image
 
     value = Image.Image.getexif(image).get(0x0112)
@@ -198,7 +198,7 @@ def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
 
 
 def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
-    """The opened file, of which nothing is read yet, or what a row holds itself."""
+    """The picture's file, opened and not read yet, or the bytes in the row as such a file."""
     if isinstance(source, dict):
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):

@@ -16,12 +16,12 @@ from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
 
 TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
-LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; Llava with Pixtral's tower
 ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
 ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
-ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
-LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
+ENGINE_TOKENS = (8, 4096)  # least and most tokens of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # the same for Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
@@ -58,7 +58,7 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
 
 
 class TileGrid(NamedTuple):
-    """Tiles of a picture."""
+    """How many rows and columns of tiles or tokens a picture has."""
 
     rows: int
     columns: int
@@ -79,7 +79,7 @@ class Engine:
         self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
-        """Of the picture after all resizing; of one that is divided, of all its tiles."""
+        """The size of a picture after all resizing; the size of all tiles together if it is divided."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
         if self.kind in TILED:
@@ -89,8 +89,8 @@ class Engine:
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
-        one at least, where the model's processor divides no small one."""
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of a picture of SmolVLM or Idefics3:
+        at least one tile, although the model's own processor does not divide small pictures."""
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
@@ -98,7 +98,7 @@ class Engine:
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
     def parts(self, image: Any) -> list[Any]:
-        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
+        """The PIL images in RGB that the tower reads: the picture, or its tiles and a small copy of it."""
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
@@ -120,7 +120,7 @@ class Engine:
         return ((whole - mean) / std).transpose(2, 0, 1)
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes of the pictures of each row, as its own processor would arrange it."""
+        """The tensors of the pictures of each row, in the layout of the model's own processor."""
         import numpy as np
         import torch
 
@@ -143,7 +143,7 @@ class Engine:
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
 
     def padded(self, parts: list[Any]) -> dict[str, Any]:
-        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
+        """The tensors of Pixtral and Mistral 3: each picture in the top left corner of a plane of one common size."""
         import numpy as np
         import torch
 
@@ -154,8 +154,8 @@ class Engine:
         return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
-        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
-        film. [3, height, width] -> [patches, numbers]"""
+        """The patches of a picture of Qwen-VL, grouped by token. Each patch is repeated as the equal frames of a film.
+        [3, height, width] -> [patches, numbers]"""
         import numpy as np
 
         size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
@@ -166,7 +166,7 @@ class Engine:
 
 
 def reduced_size(size: PictureSize, longest: int) -> PictureSize:
-    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+    """The size before both sides become whole tiles: the longer side is `longest`, the other one an even number."""
     ratio = size.width / size.height
     if size.width >= size.height:
         height = int(longest / ratio)
@@ -176,8 +176,8 @@ def reduced_size(size: PictureSize, longest: int) -> PictureSize:
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
-    """Both sides a multiple of `align`, about in the shape of the picture, its pixels within the limits. As
-    llama.cpp computes it: in single precision, which gives some sides otherwise, and with halves rounded up."""
+    """The size with both sides a multiple of `align`, about in the shape of the picture, and its pixels within the
+    limits. As llama.cpp computes it: in single precision, which changes some sides, and with halves rounded up."""
     least, most = limits
 
     def squares(side: float) -> float:
@@ -194,12 +194,12 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
 
 def single(number: float) -> float:
-    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
+    """The nearest number in single precision. An operation in double precision, rounded so, equals one in single."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
-    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
+    """The picture in its own shape, as large as it fits, centred on black; unchanged if it has the target size."""
     from PIL import Image
 
     if image.size == target:

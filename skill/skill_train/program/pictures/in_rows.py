@@ -12,7 +12,7 @@ from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
 PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
-PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # keys of a part that may hold its picture
 PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
 
 
@@ -20,7 +20,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
     """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
 
     A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
-    column `images`. Pictures of a row without any such place come before the first question. Answers have none.
+    column `images`. Pictures of a row without any such place come before the first question. Answers must have none.
     """
     column = columns.get("images")
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
@@ -49,7 +49,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
-    """Refuses a place that no picture was left for. Of a row without pictures a text may speak of the tag."""
+    """Refuses a tag `<image>` for which no picture was left. A text of a row without pictures may be about the tag."""
     if isinstance(value, list):
         for message in value:
             for key in ("content", "value"):
@@ -75,7 +75,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
-    """A text or messages with `PICTURE` for each picture, which goes to `pictures`. That of a tag is from `waiting`."""
+    """A text or messages with `PICTURE` for each picture. Adds the pictures to `pictures`; tags use up `waiting`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
@@ -138,7 +138,7 @@ def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureS
 
 
 def require_one_thing(part: Any, kind: Any) -> None:
-    """Refuses a part that holds more than its type says, which would be dropped silently. Nulls are Arrow's."""
+    """Refuses a part that holds more than its type says, which would be dropped silently. Arrow adds nulls."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
         wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
@@ -162,7 +162,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
 
 
 def which_picture(value: Any) -> str:
-    """Equal for two ways to name one picture: its path, and its bytes with the path."""
+    """A text that is equal for two ways to name one picture: its path, and its bytes with the path."""
     if isinstance(value, dict):
         value = value.get("path") or value.get("bytes")
     return posixpath.normpath(value) if isinstance(value, str) else repr(value)
@@ -192,7 +192,7 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 
 
 def require_places(example: Example, pictures: int) -> None:
-    """Refuses a conversation in which another number of pictures stands than the row has."""
+    """Refuses an example that is no chat, or that has more or fewer places for pictures than the row has pictures."""
     if example["kind"] != "chat":
         expected = "format messages, sharegpt, question_answer or instruction"
         raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
@@ -201,7 +201,7 @@ def require_places(example: Example, pictures: int) -> None:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
-# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+# The name of a column beside the pictures that only says which picture it is, or how large.
 NAMES_PICTURE = re.compile(
     r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
 )
@@ -213,8 +213,8 @@ def tells_which_picture(column: str, value: Any) -> bool:
 
 
 def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video. Where it reads `pictures` of the
-    format's own column, others may tell which they are."""
+    """The first column that is not read and contains images, audio or video; None if there is none. With `pictures`,
+    columns that only name the pictures of the format's own column are allowed."""
     read = set(columns.values())
     beside = ((name, value) for name, value in row.items() if name not in read)
     if pictures and "images" in columns:

@@ -51,7 +51,7 @@ class HubFile(NamedTuple):
         return (self.root / self.name).parent
 
     def beside(self, text: str) -> str:
-        """The name in the repository of what a text in a row names, if it names a file."""
+        """The path in the repository of the file that a text in a row names, if it names one."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
 
 
@@ -79,9 +79,9 @@ def rows_named(data: str, file: str | None) -> str:
 
 
 def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: that of the data, or of the file to
-    which a link leads. For data on the Hub it lies in the cache: the folder of the file of rows, or of the dataset.
-    `file` and `commit` are `data_file` and `data_revision` of the recipe."""
+    """The folder where the paths of pictures begin, and which they may not leave: the data itself, if it is a
+    folder, or the folder of the data file, with links followed. For data on the Hub it lies in the cache: the folder of
+    the file of rows, or of the dataset. `file` and `commit` are `data_file` and `data_revision` of the recipe."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
@@ -98,15 +98,15 @@ def cache_of(dataset: str) -> Path:
 
 
 def hub_cache_of(folder: Path) -> Path | None:
-    """The folder of the whole dataset in the cache of huggingface_hub, whose files are links to others in `blobs`, for
-    the folder of a file of rows in it. None for a folder of the user."""
+    """The dataset's folder in the cache of huggingface_hub, for a folder in one of its snapshots, whose files are links
+    to others in `blobs`. None for a folder of the user."""
     snapshots = (each for each in folder.parents if each.name == "snapshots")
     return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
 
 
 # --- A file of rows on the Hub ---
 
-Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a line number, and its row
 
 
 def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
@@ -183,7 +183,7 @@ def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_cod
 
 @contextmanager
 def named_as(path: Path, name: str) -> Iterator[None]:
-    """Refusals name a file in the cache as the user does."""
+    """Makes refusals in the block call a file in the cache by the name that the user knows."""
     try:
         yield
     except Refused as refusal:
@@ -202,8 +202,8 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 
 def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder. Several tables are refused, because one would be read without a word."""
+    """The table of a folder of pictures: in the folder itself for the split train, or in the subfolder of the split.
+    None for another folder. Refuses several tables, because only one of them would be read, silently."""
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
@@ -225,7 +225,7 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder. It may not name a picture for `file_name` and
+    """A row of the table, with its file names relative to the folder. It may not name a picture for `file_name` and
     another for `image`: `datasets` calls both `image`."""
     for name, column in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(column) and row[name] != row[column]:
@@ -240,8 +240,8 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
-    """A value of the table, where `below` is its folder. A name without the ending of a picture could be a text: if its
-    file is a picture, it becomes what `datasets` makes of every name."""
+    """A value of the table in the folder `below`, with file names relative to `folder`. A name without a picture's
+    ending may be a text: if its file is a picture, it becomes the dictionary that `datasets` makes of every name."""
     if not FILE_NAME.fullmatch(column):
         return value
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
+"""The image processor that a model's files describe, and the number of tokens of a picture, by arithmetic alone.
 
 Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
 transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
@@ -30,7 +30,7 @@ _TILES = _HALF | {
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
-# What a file may leave out: the values of the class. A null is none of them, except Qwen's `size`.
+# Defaults of the processor classes, for settings that a file leaves out. A null counts as set, except Qwen's `size`.
 PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
@@ -40,8 +40,8 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "idefics3": _TILES,
     **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),  # Llava is last: messages add which tower it has
 }
-# The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
-# files; of a class that transformers does not know it takes that of the family.
+# The classes of each family's image processors, without the endings Fast and Pil. The first files of Qwen2.5-VL name
+# its second class, which transformers does not know: it uses the class of the family then.
 _CLASSES = {
     "qwen2_vl": ("Qwen2VLImageProcessor",),
     "qwen2_5_vl": ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"),
@@ -76,7 +76,7 @@ class ImageProcessor:
 
 
 class PictureTokens(NamedTuple):
-    """What the language model reads of a picture."""
+    """How many tokens the language model reads for a picture."""
 
     parts: int  # tokens that stand for parts of it
     around: int  # tokens that are written around them: marks, and ends of lines
@@ -124,8 +124,8 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
 
 
 def _require_agreement(config: Mapping[str, Any], processor: ImageProcessor) -> None:
-    """Refuses files of which the model would take other tokens of a picture than are written into the text. What
-    config.json leaves out is not compared."""
+    """Refuses files that disagree about the tokens of a picture: the model would expect another number than the text
+    has. Values that config.json leaves out are not compared."""
     kind, vision = processor.kind, _object(config.get("vision_config"))
     patch, scale = vision.get("patch_size"), config.get("scale_factor")
     compared: list[tuple[str, int, list[Any]]] = []
@@ -223,13 +223,13 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
     """The tokens of a picture of this size, once it is upright."""
     rows, columns = grid_of(processor, size, engine)
-    if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
+    if processor.kind == "gemma3":  # two marks; the processor adds a blank line before and behind
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
     if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
-    read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
+    read = rows * columns + 1  # two marks a part, a line end a row and one after all, and a last mark
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
 
 
@@ -266,7 +266,7 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    """The size as llama.cpp reduces it, then made smaller until no side is above `_TILED_SIDE`."""
     width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:

@@ -1,7 +1,7 @@
-"""How many tokens of the model stand for a picture, and the tensors that the model takes of it.
+"""The tokens that stand for a picture in the model's text, and the tensors that the model gets.
 
 The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
-`preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
+`preprocess: engine`, the tensors and the text around a picture are those of llama.cpp.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Places(NamedTuple):
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
-    without `preprocess` it is the processor that reads them."""
+    """The fields of a recipe that say how its pictures are read. A limit of None stands for that of the model's image
+    processor. Without `preprocess`, the image processor reads the pictures."""
 
     model: str
     revision: str | None
@@ -88,7 +88,7 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        self.settings = limited_processor(settings, *self.limits)  # by which tokens are counted
+        self.settings = limited_processor(settings, *self.limits)  # used to count tokens
         self.engine: Engine | None = None  # prepares the pictures in place of the processor, as llama.cpp does
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
@@ -141,8 +141,8 @@ class Pictures:
         return tiles + "\n" * bool(tiles) + f"{around}<global-img>{parts}{around}"
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
-        start and end in the text before, and how far they are moved."""
+        """The text with each mark of a picture replaced by its `expansion`, and the pieces between the marks: their
+        start and end in `rendered`, and by how many characters they moved."""
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
         marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
         if len(marks) != len(sizes) or marks_of_engine:
@@ -163,8 +163,8 @@ class Pictures:
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
-        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
-        the pictures with their digests."""
+        """The rendered text with its pictures expanded, the trained spans in this text without the tokens of pictures,
+        and the pictures with their digests."""
         fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
         outside = [
             (max(start, a) + shift, min(stop, b) + shift)
@@ -222,8 +222,8 @@ class Pictures:
             self.is_grey = False
 
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """What the model takes beside the ids, for the pictures of each row, as PIL images: pixels by patch (Qwen), by
-        picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
+        """The tensors that the model takes beside the ids, made of the PIL images of each row. They hold pixels by
+        patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3)."""
         if not any(rows):
             return {}
         if self.engine is not None:
@@ -251,7 +251,7 @@ def model_document(model: str, revision: str | None, name: str) -> dict[str, Any
 
 
 class PixelLimits(NamedTuple):
-    """The limits of a recipe; None is what the model's processor says."""
+    """The limits of a recipe; None stands for the limit of the model's processor."""
 
     least: int | None
     most: int | None
@@ -276,7 +276,7 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
 
 
 def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
-    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
+    """The settings of an image processor's file that hold the limits, by the file's names; empty for another file."""
     size = own.get("size") if isinstance(own.get("size"), dict) else None
     named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
     if size is None and not named.keys() & own.keys():
@@ -288,8 +288,8 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
-    """The content of a picture's file, if it has the digest that it had when its row was encoded: its checks, and the
-    record of what was fed, are of that picture."""
+    """The content of a picture's file. Refuses a file that changed after its row was encoded, because the checks and
+    the record of what was fed are about the earlier content."""
     content = picture_bytes(source, folder)
     got = hashlib.sha256(content).hexdigest()
     if got != digest:
