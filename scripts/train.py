@@ -2299,7 +2299,7 @@ def class_readers(schema: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def text_in_bytes(value: Any) -> Any:
-    """The text that these bytes hold; the bytes of pictures, sounds and films stay, which are no UTF-8 or have a 0."""
+    """The text in these bytes. Bytes that are no UTF-8 or have a 0 stay, as those of pictures, sounds and films."""
     try:
         return value.decode() if isinstance(value, bytes) and b"\0" not in value else value
     except UnicodeDecodeError:
@@ -2307,7 +2307,7 @@ def text_in_bytes(value: Any) -> Any:
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """A function that turns a value of this type into what was written; None if it is that already."""
+    """A function that turns a value of this Arrow type into the value that was written; None if both are the same."""
     import pyarrow
 
     types = pyarrow.types
@@ -4305,13 +4305,13 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
 
 SIGN_SAID = re.compile(r'"?sep=(?P<sign>\t|[^\w\s"])"?\s*')  # a first line for Excel
 QUOTED = re.compile(r'(?<![^,;|\t])"[^"]*(?:""[^"]*)*"')  # a cell, whose signs are text
-SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # of a document
-Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: the first line, cells, lines, why it is broken
+SPLITS_ALONE = {"train", "validation", "valid", "val", "dev", "test", "eval"}  # keys of a document
+Record = tuple[int, list[str], list[str], csv.Error | None]  # of a row: its first line's number, cells, lines, fault
 
 
 def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
-    """What stands between cells, in a .csv the one of these signs that the header has outside of quotes: Excel writes
-    a semicolon where the comma is for decimals. Of several, the first that most `lines` have as often."""
+    """The sign between cells. In a .csv it is one that the header has outside of quotes: Excel writes a semicolon where
+    the comma is for decimals. Of several signs it is the first that most `lines` have as often as the header."""
     if (sign_line := SIGN_SAID.fullmatch(first_line)) is not None:
         return sign_line["sign"]
     header = QUOTED.sub("", first_line)
@@ -4321,22 +4321,22 @@ def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
 
 
 def utf16(raw: bytes) -> str | None:
-    """Which UTF-16 a text is. One of plain letters has no mark and is UTF-8 too, with zeros that no text has."""
+    """The kind of UTF-16, or None. Text of plain letters without a mark is UTF-8 too, with zeros that no text has."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "UTF-16"
     zeros = raw[::2].count(0), raw[1::2].count(0)
     return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
 
 
-# What a text may be that is neither UTF-8 nor UTF-16, by the names of iconv: of Windows, which has Latin-1 in it; of
-# DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
+# Encodings of a text that is neither UTF-8 nor UTF-16, by the names of iconv: that of Windows, which includes Latin-1;
+# of DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
 OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
 IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
 
 
 def old_encoding(raw: bytes) -> str | None:
-    """The one of `OLD_ENCODINGS` in which a text reads most like words, the first of equals. None where the first does
-    not have its bytes, and no letter inside a word speaks for another."""
+    """The encoding in `OLD_ENCODINGS` in which a text reads most like words; of equal ones the first. None if
+    it is not the first one of all, and no letter inside a word speaks for it."""
     odd: dict[str, tuple[int, int]] = {}
     for name, codec in OLD_ENCODINGS.items():
         with suppress(UnicodeDecodeError):
@@ -4346,8 +4346,8 @@ def old_encoding(raw: bytes) -> str | None:
 
 
 def odd_letters(text: str) -> tuple[int, int]:
-    """Of the characters beyond ASCII inside a word: how many no word has there, which are signs, and letters of another
-    case than their neighbours; and how many there are."""
+    """Counts the characters beyond ASCII inside a word. The first number is of those that no word has there: signs, and
+    letters of another case than their neighbours. The second is of all."""
     odd = count = 0
     for before, one, after in zip(text, text[1:], text[2:], strict=False):
         if not one.isascii() and one not in IN_WORDS and before.isalpha() and after.isalpha():
@@ -4378,8 +4378,8 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
 
 
 def vote(record: Record, sign: str, columns: int) -> int:
-    """1 for a row that needs its quotes, -1 for lines that are rows too if quotes are text, 0 for others. All programs
-    that write commas between cells quote a text with a comma or a line break, so that two lines are then often one."""
+    """1 for a row that needs its quotes, -1 for lines that would be rows too if quotes were text, 0 for others. All
+    programs that write commas quote a text with a line break, so with commas two lines may well be one row: 0 too."""
     _, cells, lines, _ = record
     counts = [line.count(sign) + 1 for line in lines if line.strip()]
     if columns == 1 or len(cells) != columns:
@@ -4388,9 +4388,9 @@ def vote(record: Record, sign: str, columns: int) -> int:
 
 
 def require_quotes(records: Iterable[Record], several: Record, sign: str, table: object) -> None:
-    """Refuses a table with a row that may be `several`, unless more rows need their quotes. Most programs write a .tsv
-    without quotes, and readers make one row of all that stands between two. Of a table with commas, one other row of
-    several lines is enough: then this one is not due to a quote that somebody forgot to close."""
+    """Refuses a table whose row `several` may be several rows, unless more rows need their quotes. Most programs write
+    a .tsv without quotes, and readers make one row of all text between two quotes. In a table with commas, one other
+    row of several lines is enough: then nobody forgot to close a quote."""
     start, cells, lines, _ = several
     if sign == ",":
         needed = sum(len(record[2]) > 1 for record in records) > 1
@@ -4418,13 +4418,12 @@ def require_no_space(record: Record, sign: str, columns: int, table: object) -> 
         raise unreadable(found, "no space there", lines[0][:80].rstrip(), hint)
 
 
-# Beside the rows of a document: what is meant for all of them, and is in none.
+# Keys beside the rows of a document, whose value is meant for all rows and stands in none.
 FOR_ALL = re.compile(r"sys(?:tem|[_ -]).*|instructions?|prompt|persona|context|tools|functions", re.IGNORECASE)
 
 
 def items_of(document: Any, path: object) -> list[Any]:
-    """The list that a document is or holds alone or as `train`, the rows of a table of pandas, or else the document as
-    one item."""
+    """The rows of a document: the list that it is or holds, alone or as `train`, a table of pandas, or itself alone."""
     if not isinstance(document, dict):
         return document if isinstance(document, list) else [document]
     if len(document) == 1 and isinstance(splits := next(iter(document.values())), dict) and "train" in splits:
@@ -4971,7 +4970,7 @@ def check_fields(values: Any, described: Any, name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     fields, hints = json_types(described), get_type_hints(described, globals(), include_extras=True).items()
-    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # than the first plans that were written
+    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # missing in plans of earlier versions
     for key in sorted(set(values) ^ set(fields)):
         if key in values or key not in newer:
             raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
@@ -5019,7 +5018,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def require_hub_inputs(plan: Plan) -> None:
-    """Refuses a folder or file here that has the name of what was planned on the Hub: it would be loaded instead."""
+    """Refuses a local folder or file with the name of the model or dataset on the Hub: it would be loaded instead."""
     prints = plan.get("fingerprints", {})
     places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
     for key, noun in places:
@@ -5066,8 +5065,8 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. Of one on the Hub it checks the config and the index, which name all
-    files that are fetched later."""
+    """As `check_model`, for the model of a plan. For a model on the Hub it checks the config and the index, which name
+    all files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -5096,7 +5095,7 @@ def prepare_environment(placement: Placement) -> None:
 
 def prepare_device(torch: Any, placement: Placement) -> None:
     require_device(torch, placement)
-    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
+    if placement["device"] == "cuda":  # cuDNN compiles anew for every length: without it, a quarter more tokens/s
         torch.backends.cuda.enable_cudnn_sdp(False)
         if not flash_attention_runs(placement["dtype"], torch.cuda.get_device_capability()):
             repeat_shared_heads()

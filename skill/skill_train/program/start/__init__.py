@@ -1,1 +1,1 @@
-"""The start of the training: what it is given."""
+"""The start of the training: checks of its plan, its inputs and its device."""

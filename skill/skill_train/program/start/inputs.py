@@ -85,7 +85,7 @@ def check_fields(values: Any, described: Any, name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     fields, hints = json_types(described), get_type_hints(described, globals(), include_extras=True).items()
-    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # than the first plans that were written
+    newer = {key for key, hint in hints if get_origin(hint) is NotRequired}  # missing in plans of earlier versions
     for key in sorted(set(values) ^ set(fields)):
         if key in values or key not in newer:
             raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
@@ -133,7 +133,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def require_hub_inputs(plan: Plan) -> None:
-    """Refuses a folder or file here that has the name of what was planned on the Hub: it would be loaded instead."""
+    """Refuses a local folder or file with the name of the model or dataset on the Hub: it would be loaded instead."""
     prints = plan.get("fingerprints", {})
     places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
     for key, noun in places:
@@ -180,8 +180,8 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. Of one on the Hub it checks the config and the index, which name all
-    files that are fetched later."""
+    """As `check_model`, for the model of a plan. For a model on the Hub it checks the config and the index, which name
+    all files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
@@ -210,7 +210,7 @@ def prepare_environment(placement: Placement) -> None:
 
 def prepare_device(torch: Any, placement: Placement) -> None:
     require_device(torch, placement)
-    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
+    if placement["device"] == "cuda":  # cuDNN compiles anew for every length: without it, a quarter more tokens/s
         torch.backends.cuda.enable_cudnn_sdp(False)
         if not flash_attention_runs(placement["dtype"], torch.cuda.get_device_capability()):
             repeat_shared_heads()

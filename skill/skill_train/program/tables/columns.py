@@ -35,7 +35,7 @@ def class_readers(schema: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def text_in_bytes(value: Any) -> Any:
-    """The text that these bytes hold; the bytes of pictures, sounds and films stay, which are no UTF-8 or have a 0."""
+    """The text in these bytes. Bytes that are no UTF-8 or have a 0 stay, as those of pictures, sounds and films."""
     try:
         return value.decode() if isinstance(value, bytes) and b"\0" not in value else value
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def text_in_bytes(value: Any) -> Any:
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """A function that turns a value of this type into what was written; None if it is that already."""
+    """A function that turns a value of this Arrow type into the value that was written; None if both are the same."""
     import pyarrow
 
     types = pyarrow.types
