@@ -120,7 +120,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An explained end of the program."""
+    """Ends the program with an explanation and an exit code."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -194,7 +194,7 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; the name of its class where it says nothing."""
+    """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -216,7 +216,7 @@ def lacks_memory(error: BaseException) -> bool:
     limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
-    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
+    # glibc gives no reason. Without a limit the reason is another: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
@@ -375,7 +375,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
+    """Makes Python's garbage collector look for cycles only after 200,000 new objects, and not at exit.
 
     By default it looks after every 700 new objects, and imports and vocabularies make millions that stay. This took
     `export-gguf` of 10 million weights and 152,000 tokens from 20.0 to 15.4 s of the processor (2026-11-26), and a
@@ -459,10 +459,10 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do. It
-    looks for devices, pipes, links to elsewhere, files that are too large or no JSON, an index of other files than the
-    safetensors files of this folder, and a config that claims far more than these hold. Transformers would load an
-    adapter that lies beside a model without a word, and other programs would not."""
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before a library
+    reads the folder. It looks for devices, pipes, links to elsewhere, files that are too large or not JSON, an index of
+    files that are not safetensors files of this folder, and a config that claims far more than the weights hold. It
+    refuses an adapter beside a model too: transformers would load it silently, and other programs would not."""
     check_files(folder)
     if all((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise Refused(
@@ -521,7 +521,7 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of the wrong JSON type. Libraries would fail on them much later."""
     if not isinstance(document.get("model_type", ""), str):
         raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
@@ -722,7 +722,7 @@ def regular_file(path: Path, *, hint: str = "download the model again") -> Itera
 
 
 def read_foreign(path: Path, most: int) -> bytes:
-    """The bytes of a regular file."""
+    """The bytes of a regular file. Refuses one that has more than `most` bytes."""
     with regular_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -1036,7 +1036,7 @@ class Recipe(TypedDict):
 
 
 class Placement(TypedDict):
-    """Where and in which pieces the recipe is computed."""
+    """The device, the precision, the processes and the batches with which the recipe is computed."""
 
     backend: str
     device: str
@@ -1055,7 +1055,7 @@ class Placement(TypedDict):
 
 
 class Policy(TypedDict):
-    """What the user decided that no training depends on."""
+    """Choices of the user that do not affect the training."""
 
     sensitive: bool
     hub_model_id: str | None
@@ -1098,7 +1098,7 @@ class Plan(TypedDict):
 # Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
 # 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
 LOGITS_AT_ONCE = 16_000_000
-# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
+# Model types with a table of position embeddings, which ends. Other types compute the embedding of any position.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
@@ -1130,7 +1130,7 @@ def held_out_count(rows: int, fraction: float) -> int:
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
     """The plan for another try of a training that ran out of memory, with its reason; None if a smaller layout would
-    not help. `stage` is the last one that it reported: before and after these two, no batch needs memory."""
+    not help. `stage` is the last stage that it reported: only in `MEASURING` and `TRAINS` a batch needs memory."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
@@ -1313,7 +1313,7 @@ def compared(message: Any) -> Any:
 
 
 # --- examples ---
-# Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
+# Turns a row into an example: messages, a prompt and a completion, or a text.
 
 # A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
@@ -1321,7 +1321,7 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer, in the order of transformers 5.23
-CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
+CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; OpenAI's newer and older one, OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
@@ -1404,7 +1404,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in ("prompt_completion", "completion"):  # texts joined as they stand
-        with_system([], value("system"))  # a model with a chat template will read it, and the tools
+        with_system([], value("system"))  # checked as the tools are: chat templates read both
         tools_of(value("tools"))
         texts = text_of(prompt, "prompt"), text_of(completion, "completion")
         return {"kind": "completion", "prompt": texts[0], "completion": texts[1]}
@@ -1436,8 +1436,8 @@ def is_filled(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text, where there is one and they do not begin with it already.
-    Empty system messages are none, like an empty cell."""
+    """The messages with a system message of this text before them, unless the text is empty or they begin with the same
+    message already. Empty system messages are removed."""
     if not isinstance(messages, list):
         return messages
     messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
@@ -1479,7 +1479,7 @@ def from_sharegpt(turns: Any) -> list[Message]:
 
 
 def calls_of(text: str) -> list[JsonObject]:
-    """The calls in a turn that is JSON text of one, or of a list."""
+    """The calls in the text of a turn, which is JSON of one call or of a list of calls."""
     value = json_value(text, "function_call")
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
@@ -1632,7 +1632,7 @@ def tools_of(value: Any) -> list[Any] | None:
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """A list of tools or of calls, or what a JSON text says of them."""
+    """A list of tools or of calls, which may be JSON text; empty for an empty text."""
     read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
         raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
@@ -1640,7 +1640,7 @@ def list_of(value: Any, name: str) -> list[Any]:
 
 
 def json_value(text: str, name: str) -> Any:
-    """What a JSON text in a row says."""
+    """The value of a JSON text in a row. Refuses an object that has a key twice."""
     try:
         return json.loads(text, object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
@@ -1651,8 +1651,8 @@ def json_value(text: str, name: str) -> Any:
 
 
 def checked_call(call: Any) -> Any:
-    """A call whose arguments are an object, or JSON text of one. Without them, or with a blank text, it has none, as
-    for vLLM."""
+    """The call, if its arguments are an object or JSON text of one. Missing or blank arguments become an empty object,
+    as in vLLM."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -1669,7 +1669,7 @@ def checked_call(call: Any) -> Any:
 
 
 def turns_of(value: Any, name: str) -> Any:
-    """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
+    """The turns of a row, parsed if they are JSON text, because a cell of a table holds only text."""
     return json_value(value, name) if isinstance(value, str) and value.strip() else value
 
 
@@ -1725,7 +1725,7 @@ class RepeatedKey(ValueError):
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
-    """A JSON object, as the `object_pairs_hook` of `json`."""
+    """A JSON object, as the `object_pairs_hook` of `json`. Raises `RepeatedKey` for a key that it has twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise RepeatedKey(repeated_in(pairs))
@@ -1742,7 +1742,7 @@ def repeated_key(where: str, key: str) -> Refused:
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:
-    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
+    """Refuses a table with two columns of one name: a row would keep only the last of them."""
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
@@ -2351,10 +2351,10 @@ def json_in_column(text: Any) -> Any:
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
 # `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
-BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+BATCH_BYTES = 32_000_000  # of one batch, if its rows are large, as with pictures
 PIECE_BYTES = 1 << 20
 VALUE_BYTES = 100  # of a value in Python, beside its text
-# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+# Numbers in Parquet: BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY, DICTIONARY_PAGE, DELTA_BYTE_ARRAY; codecs by pyarrow's names.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
 DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
@@ -2414,8 +2414,8 @@ def mean_row(group: Group) -> int:
 
 
 def in_pieces(groups: list[Group]) -> dict[str, Any]:
-    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
-    group, which with pictures may be gigabytes."""
+    """Options with which pyarrow reads a column of large rows piece by piece; none for small rows. By default it reads
+    all rows of a group at once, which may be gigabytes with pictures."""
     large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
     return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
@@ -2656,8 +2656,8 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def undecoded(loaded: Any) -> Any:
-    """The dataset with all columns as Python has them, whatever `set_format` chose before it was saved, and the bytes
-    or the path of each picture, sound and film, which `datasets` would decode."""
+    """The dataset with all columns as values of Python, whatever `set_format` chose before it was saved. Pictures,
+    sounds and films stay bytes or a path, which `datasets` would decode."""
     loaded.reset_format()
     loaded.info.features = type(loaded.features)(as_stored(loaded.features))
     return loaded
@@ -2687,7 +2687,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows."""
+    """Reads a JSON object that lies beside the rows of a saved dataset."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -2722,7 +2722,7 @@ def arrow_files(folder: Path) -> Iterator[Path]:
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
         name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets reports a missing file
             check_regular(path, hint=SAVE_AGAIN)
             yield path
 
@@ -4752,8 +4752,8 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document, whose objects have each key once. None for a file that is not one document, such as
-    one with an object a line, of which the reader of lines names a broken one."""
+    """The items of a JSON document. Refuses an object that has a key twice. None for a file that is not one document,
+    such as one with an object a line: the reader of lines then reports a broken line."""
     repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
@@ -4863,7 +4863,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     if tables and SLICE.fullmatch(split):
         yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
         return
-    # On disk, whose folder says the commit.
+    # On disk, because the name of the folder is the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
@@ -4872,7 +4872,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
 
 
 def tables_of(builder: Any, split: str) -> list[HubFile]:
-    """The files of a split of .csv or .tsv, of which `datasets` makes other values: numbers, and nothing of `NA`."""
+    """The files of a split, if all are .csv or .tsv: `datasets` would make numbers of texts, and nothing of `NA`."""
     found = list[HubFile]()
     for url in (builder.config.data_files or {}).get(split, []):
         match = TABLE_ON_HUB.fullmatch(str(url))
@@ -5182,12 +5182,12 @@ class Data(TypedDict):
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]  # indices into `train`, one for each row of each step
-    pictures: Pictures | None  # what reads those of the rows; None where they are text
+    pictures: Pictures | None  # the reader of the rows' pictures; None for rows of text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
-    success (trl#6668)."""
+    """The rows with a trained token. Refuses other rows, unless the recipe skips them: a batch of them would train at
+    loss 0, which looks like success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -5216,9 +5216,9 @@ def held_out_rows(
     """Indices of rows that never train. Rows with the same content, the same question, a picture in common or the same
     exchange are held out or trained together: for a model that has seen such a row, the question is not new.
 
-    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
-    pictures or questions leave too few rows, they do not decide, and an exchange as little: the system messages may be
-    what is asked. `images` are the digests of the pictures of each row.
+    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. If too few rows
+    are left to hold out, exchanges are ignored first, because the system messages may be what is asked, then pictures,
+    then questions. `images` are the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
@@ -5276,7 +5276,7 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
 
 
 def seen_in(row: EncodedRow) -> str:
-    """What tells the pictures of a row from others; empty without pictures."""
+    """The digests of a row's pictures, as a text; empty without pictures."""
     return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 
@@ -5395,7 +5395,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
+    """The model's own tokenizer, with its chat template. Its attribute `ends` holds the ids at which answers end."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -5412,14 +5412,14 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
-    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
+    tokenizer.unlisted_ends = frozenset()  # other ids at which rows end, added as the rows are encoded
     tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
     return tokenizer
 
 
 def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
-    """Has the chat template write what `written` makes of the form of a time. transformers (5.23) gives a template the
-    present time, and no function of its caller's."""
+    """Makes `strftime_now` of the chat template call `written`, which gets the format of the time. transformers (5.23)
+    gives a template the present time, and accepts no function of the caller."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokenizer.chat_template
@@ -5460,7 +5460,7 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
     text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
-    # Not transformers.AutoTokenizer: the converter has another there.
+    # Not transformers.AutoTokenizer: skill-train puts its own class there for llama.cpp's converter.
     from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -5597,8 +5597,8 @@ def begins_itself(text: str, bos: str | None) -> bool:
 # --- encode ---
 # Tokens and labels: what is fed, and which part of it is trained.
 
-# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
-# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first limits each
+# rendering, and all of them together. To the limit of all, a rendering and each of its characters add the other two.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
@@ -5678,14 +5678,14 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
-        self.asked = list[bool]()  # of the answers of the row that was encoded last: a prompt asks for it as it stands
-        self.across = ""  # in that row, a token that begins in the prompt and ends in the answer
-        self.decodes = False  # each picture once, so that one that is broken is found before the training
-        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
+        self.asked = list[bool]()  # by answer of the last row: whether its prompt is in the text as a chat asks it
+        self.across = ""  # in the last row, a token that begins in the prompt and ends in the answer
+        self.decodes = False  # whether to decode each picture once, so that broken ones are found before the training
+        self.leaves_out = True  # whether to ignore pictures in columns that are not read; else they are refused
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.row_notes = RowNotes(TYPED_INSIDE, TYPED_AT_END), RowNotes()
-        self.patience = TEMPLATE_SECONDS  # left for the chat template
+        self.patience = TEMPLATE_SECONDS  # seconds left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
@@ -5768,8 +5768,8 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: of "is " and
-        "four" so is " four", which begins with a space of the prompt.
+        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: after the
+        prompt "is ", the token " four" is trained, although it begins with a space of the prompt.
 
         A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins with the
         first of them, and an end token, which is trained so that the model learns to stop.
@@ -5819,8 +5819,8 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
-        them the text would be the same, and often an empty answer would be trained."""
+        """Refuses calls of tools that the template does not write: all calls of an answer, or those after the first.
+        The text is the same without such calls, and often an empty answer would be trained."""
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
@@ -5845,7 +5845,7 @@ class Encoder:
                 self.note(NOT_RENDERED.format(what))
 
     def look_for_stop(self, last: int) -> None:
-        """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
+        """Notes that transformers does not stop at the special token that ends a row, as with some base models."""
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
@@ -5907,8 +5907,8 @@ class Encoder:
         return len(head) if ends and with_calls.startswith(head + MARK) and rendered.startswith(head) else 0
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
-        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
+        """As `around_answer`, for an answer with calls of a template that writes the last message in another way (Qwen3
+        thinks there). None if the span changes with later messages: some templates put the tool's answer into it."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -5975,7 +5975,7 @@ class Encoder:
             self.patience += earned - (time.thread_time() - started)
 
     def written_day(self, form: str) -> str:
-        """What a template gets that asks for the time: the day alone, so that a row is always the same text."""
+        """The answer to a template that asks for the time: the day alone, so that a row is always the same text."""
         self.note(WRITES_DATE)
         return str(getattr(self.tokenizer, "day", date.today()).strftime(form))
 
@@ -6018,7 +6018,7 @@ class Encoder:
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
+        """A pattern for the tokens with which this template begins or ends a turn or a text; None if there are none."""
         turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
@@ -6250,7 +6250,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
-            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
+            # FSDP shards only floating point weights, so with it the 4-bit values are stored in numbers of that type.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
@@ -6326,8 +6326,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
-    all linear layers. Names of targets alone would hit the tower too, which has its own `q_proj`."""
+    """The modules that get an adapter: the recipe's targets in the language model, and all linear layers of the other
+    chosen parts. The names of targets alone would match the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -6379,7 +6379,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
+    elif any(module is head for module in matching):  # TRL 1.16 computes the loss with its weight alone
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",
@@ -6434,7 +6434,7 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # --- watch ---
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
-NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a whole line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
@@ -6478,9 +6478,9 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Of those that are newer the torn ones are removed and
-    the damaged ones get another name. Every process calls this, and the main process changes the files: what it removes
-    is torn for all."""
+    """The newest checkpoint with its marker and all its bytes. Newer checkpoints are removed if they are torn, and
+    renamed if they are damaged. Every process calls this, but only the main process changes files: a checkpoint that it
+    removes is torn for the others too."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
@@ -6875,12 +6875,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         keep_input_types(trainer.model)
     require_plans_way(trainer, placement)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
+    trainer._loss_shifts_labels = True  # transformers (5.23) decides by the class's name, wrongly for GPT-2
     return trainer
 
 
 def require_plans_way(trainer: Any, placement: Placement) -> None:
-    """Refuses weights that are divided, or numbers that are rounded, in another way than the plan says."""
+    """Refuses a trainer whose sharding or mixed precision is not that of the plan."""
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     precision = "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "no"
@@ -6909,7 +6909,7 @@ class PictureCollator:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
-        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
+        """A feature holds the `place` of its row in `rows`, or is a row itself."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
@@ -6991,7 +6991,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
-    """Where the metrics are reported too, if the user chose that and the package is installed."""
+    """The service that gets the metrics too; `none` if its package is not installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -7098,8 +7098,8 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
-    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer. That of the file of held-out rows covers their text, and that of `system_digest` is of one message."""
+    """Counts of tokens, and digests of token ids and labels: of all rows, and of the first batches of the trainer.
+    `held_out_file_sha256` is of held_out.jsonl, `order_sha256` of the order, `system_sha256` from `system_digest`."""
 
     train_rows: int
     held_out_rows: int
@@ -7211,11 +7211,11 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
 
 
 # --- checks ---
-# The smoke verdict: what a training must show, each with its figure.
+# The checks before and after a training, each with its figure, and the verdict over all of them.
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
-PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
+PICTURE_CHANGE = 1e-5  # least relative change of the loss; in float32 the same pictures give the same loss to 1e-7
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
@@ -7223,7 +7223,7 @@ Verdict = Literal["pass", "warn", "fail"]
 
 
 class TrainingCheck(TypedDict):
-    """One thing that a training must show."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
@@ -7240,7 +7240,7 @@ class Answer(TypedDict, total=False):
 
 
 class Checks:
-    """What a smoke test must show, each with its figure: pass, warn or fail."""
+    """Runs the checks of a training, and collects their results."""
 
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
@@ -7292,7 +7292,7 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            if tuned.is_dir():  # it is on the first machine alone
+            if tuned.is_dir():  # only the first machine has it
                 self.check_reload(tuned)
 
     def check_batches(self) -> None:
@@ -7302,7 +7302,7 @@ class Checks:
         verdict: Verdict = "pass"
         share = figures["trained_token_share"]
         detail = f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
-        rows = [] if self.trainer.is_fsdp_enabled else self.rows[:2]  # there no process holds the whole model
+        rows = [] if self.trainer.is_fsdp_enabled else self.rows[:2]  # with FSDP no process holds the whole model
         for row in rows:
             stated, plain = self.losses_of_end(row)
             if not abs(stated - plain) <= (0.05 if self.is_coarse else 1e-3) * max(1.0, plain):
@@ -7313,8 +7313,8 @@ class Checks:
         self.add("batches_are_valid", verdict, share, detail)
 
     def losses_of_end(self, row: EncodedRow) -> tuple[float, float]:
-        """The trainer's loss of a row, and the cross-entropy of the model's logits: of the end that is trained, and of
-        all of a row with pictures."""
+        """The trainer's loss of a row, and the cross-entropy of the model's logits: over the `RELOAD_TOKENS` tokens
+        up to the last trained one. A row with pictures keeps its beginning."""
         import torch
 
         end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
@@ -7347,8 +7347,8 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def picture_losses(self) -> tuple[float, float] | None:
-        """Mean loss of the fixed rows that have pictures, and with a grey picture of the same size, so of as many
-        tokens, in place of each. None where no row has one."""
+        """The mean loss of the fixed rows that have pictures: with their own pictures, and with grey pictures of the
+        same size, so of as many tokens. None if no row has a picture."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
@@ -7357,7 +7357,7 @@ class Checks:
             return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        """Checks that another picture gives another loss. By the words alone it would fall in training all the same."""
+        """Checks that another picture gives another loss. A model that ignores pictures still learns from the words."""
         if (losses := self.picture_losses()) is None:
             return
         own, grey = losses
@@ -7478,7 +7478,7 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """The saved model as a second one, in the memory of the gradients and of AdamW's moments."""
+        """Loads the saved model beside the trained one. Frees the gradients and AdamW's moments first, to make room."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         config = config_with(str(folder), None, model.config._attn_implementation)
@@ -7497,7 +7497,7 @@ class Checks:
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
+        """The text and ids before the first trained token of a held-out row; of a training row if none is held out."""
         row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
@@ -8229,7 +8229,7 @@ def main(argv: list[str]) -> int:
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent
-    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+    if is_main_process() and not arguments.probe:  # at once: another process of this run may write it later
         with suppress(OSError):
             (folder / "train.failed.json").unlink(missing_ok=True)
     try:
@@ -8253,7 +8253,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(plan: Plan, folder: Path, *, resume: bool) -> None:
-    """Data, model, checks, training, checks, and `train.json` last."""
+    """Reads the data, loads the model, checks, trains and checks again. Writes `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
@@ -8281,7 +8281,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         if checkpoint is not None:
             check_base_weights(folder, weights)
         write_json(folder / "environment.json", environment(trainer, data, weights, folder))
-    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    # Every process takes part in the checks: the loss is gathered from all, and they would wait for a missing one.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
@@ -8298,7 +8298,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
 
 
 def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
-    """Writes the first rows and those that never train, with their pictures: one process does, and none reads them."""
+    """Writes samples.jsonl and held_out.jsonl, and the pictures of their rows. Only the main process writes them."""
     if not is_main_process():
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
@@ -8306,8 +8306,8 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of its folder. The file of a picture has its
-    digest as its name, so a picture of many rows is kept once."""
+    """Stores the pictures of rows under `images/` of the run directory. Returns the rows with the names of these files.
+    A file is named by its digest, so a picture of many rows is stored once."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -8324,7 +8324,7 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
-    """What reads the pictures of the rows; None for a recipe of text."""
+    """The reader of the pictures in rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
     folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
@@ -8339,8 +8339,8 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. What an
-    earlier start held out (`recorded`, by number in the data) stays so. `named`: the user chose the columns."""
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. The rows
+    with the numbers `recorded` stay held out, as in an earlier start. `named`: the user chose the columns."""
     encode = Encoder(recipe, tokenizer, pictures)
     if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named
@@ -8388,7 +8388,7 @@ def load_data(
 
 
 class TrainFigures(TypedDict):
-    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+    """Figures that were measured during training. Memory is by kind: `rss`, `cuda`, `mps`."""
 
     first_loss: float | None
     last_loss: float | None
@@ -8420,7 +8420,7 @@ class TrainRecord(TypedDict):
 
 
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
-    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
+    """Builds `train.json`. `seconds` are those of this start; the record adds the steps of earlier starts."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
@@ -8455,7 +8455,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
 
 
 def saved_type(folder: Path) -> str:
-    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    """The dtype of the first weight in the first file of a folder, by torch's name. Other weights may differ."""
     from safetensors import safe_open
 
     with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
@@ -8482,7 +8482,7 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
-        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
+        model.requires_grad_(False)  # as with an adapter: only activations get gradients
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
         seconds = []
         for _ in range(3):

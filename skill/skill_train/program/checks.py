@@ -1,4 +1,4 @@
-"""The smoke verdict: what a training must show, each with its figure."""
+"""The checks before and after a training, each with its figure, and the verdict over all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skill_train.program.split import Data
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
-PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
+PICTURE_CHANGE = 1e-5  # least relative change of the loss; in float32 the same pictures give the same loss to 1e-7
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
@@ -27,7 +27,7 @@ Verdict = Literal["pass", "warn", "fail"]
 
 
 class TrainingCheck(TypedDict):
-    """One thing that a training must show."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
@@ -44,7 +44,7 @@ class Answer(TypedDict, total=False):
 
 
 class Checks:
-    """What a smoke test must show, each with its figure: pass, warn or fail."""
+    """Runs the checks of a training, and collects their results."""
 
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
@@ -96,7 +96,7 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            if tuned.is_dir():  # it is on the first machine alone
+            if tuned.is_dir():  # only the first machine has it
                 self.check_reload(tuned)
 
     def check_batches(self) -> None:
@@ -106,7 +106,7 @@ class Checks:
         verdict: Verdict = "pass"
         share = figures["trained_token_share"]
         detail = f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
-        rows = [] if self.trainer.is_fsdp_enabled else self.rows[:2]  # there no process holds the whole model
+        rows = [] if self.trainer.is_fsdp_enabled else self.rows[:2]  # with FSDP no process holds the whole model
         for row in rows:
             stated, plain = self.losses_of_end(row)
             if not abs(stated - plain) <= (0.05 if self.is_coarse else 1e-3) * max(1.0, plain):
@@ -117,8 +117,8 @@ class Checks:
         self.add("batches_are_valid", verdict, share, detail)
 
     def losses_of_end(self, row: EncodedRow) -> tuple[float, float]:
-        """The trainer's loss of a row, and the cross-entropy of the model's logits: of the end that is trained, and of
-        all of a row with pictures."""
+        """The trainer's loss of a row, and the cross-entropy of the model's logits: over the `RELOAD_TOKENS` tokens
+        up to the last trained one. A row with pictures keeps its beginning."""
         import torch
 
         end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
@@ -151,8 +151,8 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def picture_losses(self) -> tuple[float, float] | None:
-        """Mean loss of the fixed rows that have pictures, and with a grey picture of the same size, so of as many
-        tokens, in place of each. None where no row has one."""
+        """The mean loss of the fixed rows that have pictures: with their own pictures, and with grey pictures of the
+        same size, so of as many tokens. None if no row has a picture."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
@@ -161,7 +161,7 @@ class Checks:
             return own, self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
-        """Checks that another picture gives another loss. By the words alone it would fall in training all the same."""
+        """Checks that another picture gives another loss. A model that ignores pictures still learns from the words."""
         if (losses := self.picture_losses()) is None:
             return
         own, grey = losses
@@ -282,7 +282,7 @@ class Checks:
             return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """The saved model as a second one, in the memory of the gradients and of AdamW's moments."""
+        """Loads the saved model beside the trained one. Frees the gradients and AdamW's moments first, to make room."""
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         config = config_with(str(folder), None, model.config._attn_implementation)
@@ -301,7 +301,7 @@ class Checks:
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
+        """The text and ids before the first trained token of a held-out row; of a training row if none is held out."""
         row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]

@@ -48,8 +48,8 @@ from skill_train.program.pictures.locations import rows_named
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import begins_itself, set_date
 
-# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
-# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first limits each
+# rendering, and all of them together. To the limit of all, a rendering and each of its characters add the other two.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
@@ -129,14 +129,14 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
-        self.asked = list[bool]()  # of the answers of the row that was encoded last: a prompt asks for it as it stands
-        self.across = ""  # in that row, a token that begins in the prompt and ends in the answer
-        self.decodes = False  # each picture once, so that one that is broken is found before the training
-        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
+        self.asked = list[bool]()  # by answer of the last row: whether its prompt is in the text as a chat asks it
+        self.across = ""  # in the last row, a token that begins in the prompt and ends in the answer
+        self.decodes = False  # whether to decode each picture once, so that broken ones are found before the training
+        self.leaves_out = True  # whether to ignore pictures in columns that are not read; else they are refused
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.typed, self.row_notes = RowNotes(TYPED_INSIDE, TYPED_AT_END), RowNotes()
-        self.patience = TEMPLATE_SECONDS  # left for the chat template
+        self.patience = TEMPLATE_SECONDS  # seconds left for the chat template
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         special = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self.special, self.end_of_turn = tuple(special), end_of_turn(special, tokenizer.eos_token)
@@ -219,8 +219,8 @@ class Encoder:
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: of "is " and
-        "four" so is " four", which begins with a space of the prompt.
+        """Ids of the whole text, and labels. A token is trained if a part of it lies in a trained span: after the
+        prompt "is ", the token " four" is trained, although it begins with a space of the prompt.
 
         A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins with the
         first of them, and an end token, which is trained so that the model learns to stop.
@@ -270,8 +270,8 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
-        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
-        them the text would be the same, and often an empty answer would be trained."""
+        """Refuses calls of tools that the template does not write: all calls of an answer, or those after the first.
+        The text is the same without such calls, and often an empty answer would be trained."""
         for index, message in enumerate(messages):
             for fewer, call in with_fewer_calls(message):
                 if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
@@ -296,7 +296,7 @@ class Encoder:
                 self.note(NOT_RENDERED.format(what))
 
     def look_for_stop(self, last: int) -> None:
-        """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
+        """Notes that transformers does not stop at the special token that ends a row, as with some base models."""
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
@@ -358,8 +358,8 @@ class Encoder:
         return len(head) if ends and with_calls.startswith(head + MARK) and rendered.startswith(head) else 0
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
-        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
+        """As `around_answer`, for an answer with calls of a template that writes the last message in another way (Qwen3
+        thinks there). None if the span changes with later messages: some templates put the tool's answer into it."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -426,7 +426,7 @@ class Encoder:
             self.patience += earned - (time.thread_time() - started)
 
     def written_day(self, form: str) -> str:
-        """What a template gets that asks for the time: the day alone, so that a row is always the same text."""
+        """The answer to a template that asks for the time: the day alone, so that a row is always the same text."""
         self.note(WRITES_DATE)
         return str(getattr(self.tokenizer, "day", date.today()).strftime(form))
 
@@ -469,7 +469,7 @@ class Encoder:
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
+        """A pattern for the tokens with which this template begins or ends a turn or a text; None if there are none."""
         turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder

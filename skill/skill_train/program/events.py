@@ -42,7 +42,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An explained end of the program."""
+    """Ends the program with an explanation and an exit code."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -116,7 +116,7 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; the name of its class where it says nothing."""
+    """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -138,7 +138,7 @@ def lacks_memory(error: BaseException) -> bool:
     limit = linux_figure("self/limits", "Max address space")
     if limit is None:
         return False
-    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
+    # glibc gives no reason. Without a limit the reason is another: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (linux_figure("self/status", "VmPeak:") or 0)
@@ -297,7 +297,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
+    """Makes Python's garbage collector look for cycles only after 200,000 new objects, and not at exit.
 
     By default it looks after every 700 new objects, and imports and vocabularies make millions that stay. This took
     `export-gguf` of 10 million weights and 152,000 tokens from 20.0 to 15.4 s of the processor (2026-11-26), and a

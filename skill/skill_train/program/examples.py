@@ -1,4 +1,4 @@
-"""Examples: what a row becomes. That is messages, a prompt and a completion, or a text."""
+"""Turns a row into an example: messages, a prompt and a completion, or a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer, in the order of transformers 5.23
-CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; the last are OpenAI's older and OLMo's
+CALLS = ("tool_calls", "function_call", "function_calls")  # keys of an answer; OpenAI's newer and older one, OLMo's
 AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 ARGUMENTS = "the arguments of a call"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
@@ -105,7 +105,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in ("prompt_completion", "completion"):  # texts joined as they stand
-        with_system([], value("system"))  # a model with a chat template will read it, and the tools
+        with_system([], value("system"))  # checked as the tools are: chat templates read both
         tools_of(value("tools"))
         texts = text_of(prompt, "prompt"), text_of(completion, "completion")
         return {"kind": "completion", "prompt": texts[0], "completion": texts[1]}
@@ -137,8 +137,8 @@ def is_filled(value: Any) -> bool:
 
 
 def with_system(messages: Any, text: Any) -> Any:
-    """The messages after a system message of this text, where there is one and they do not begin with it already.
-    Empty system messages are none, like an empty cell."""
+    """The messages with a system message of this text before them, unless the text is empty or they begin with the same
+    message already. Empty system messages are removed."""
     if not isinstance(messages, list):
         return messages
     messages = [each for each in messages if not (isinstance(each, dict) and is_silent(each.get("role"), each))]
@@ -180,7 +180,7 @@ def from_sharegpt(turns: Any) -> list[Message]:
 
 
 def calls_of(text: str) -> list[JsonObject]:
-    """The calls in a turn that is JSON text of one, or of a list."""
+    """The calls in the text of a turn, which is JSON of one call or of a list of calls."""
     value = json_value(text, "function_call")
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
@@ -333,7 +333,7 @@ def tools_of(value: Any) -> list[Any] | None:
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """A list of tools or of calls, or what a JSON text says of them."""
+    """A list of tools or of calls, which may be JSON text; empty for an empty text."""
     read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
         raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
@@ -341,7 +341,7 @@ def list_of(value: Any, name: str) -> list[Any]:
 
 
 def json_value(text: str, name: str) -> Any:
-    """What a JSON text in a row says."""
+    """The value of a JSON text in a row. Refuses an object that has a key twice."""
     try:
         return json.loads(text, object_pairs_hook=with_distinct_keys)
     except RepeatedKey as error:
@@ -352,8 +352,8 @@ def json_value(text: str, name: str) -> Any:
 
 
 def checked_call(call: Any) -> Any:
-    """A call whose arguments are an object, or JSON text of one. Without them, or with a blank text, it has none, as
-    for vLLM."""
+    """The call, if its arguments are an object or JSON text of one. Missing or blank arguments become an empty object,
+    as in vLLM."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -370,7 +370,7 @@ def checked_call(call: Any) -> Any:
 
 
 def turns_of(value: Any, name: str) -> Any:
-    """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
+    """The turns of a row, parsed if they are JSON text, because a cell of a table holds only text."""
     return json_value(value, name) if isinstance(value, str) and value.strip() else value
 
 
@@ -426,7 +426,7 @@ class RepeatedKey(ValueError):
 
 
 def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
-    """A JSON object, as the `object_pairs_hook` of `json`."""
+    """A JSON object, as the `object_pairs_hook` of `json`. Raises `RepeatedKey` for a key that it has twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise RepeatedKey(repeated_in(pairs))
@@ -443,7 +443,7 @@ def repeated_key(where: str, key: str) -> Refused:
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:
-    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
+    """Refuses a table with two columns of one name: a row would keep only the last of them."""
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"

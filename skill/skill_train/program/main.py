@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     if arguments.job:
         return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent
-    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+    if is_main_process() and not arguments.probe:  # at once: another process of this run may write it later
         with suppress(OSError):
             (folder / "train.failed.json").unlink(missing_ok=True)
     try:
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(plan: Plan, folder: Path, *, resume: bool) -> None:
-    """Data, model, checks, training, checks, and `train.json` last."""
+    """Reads the data, loads the model, checks, trains and checks again. Writes `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
@@ -193,7 +193,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         if checkpoint is not None:
             check_base_weights(folder, weights)
         write_json(folder / "environment.json", environment(trainer, data, weights, folder))
-    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    # Every process takes part in the checks: the loss is gathered from all, and they would wait for a missing one.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
@@ -210,7 +210,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
 
 
 def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
-    """Writes the first rows and those that never train, with their pictures: one process does, and none reads them."""
+    """Writes samples.jsonl and held_out.jsonl, and the pictures of their rows. Only the main process writes them."""
     if not is_main_process():
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
@@ -218,8 +218,8 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of its folder. The file of a picture has its
-    digest as its name, so a picture of many rows is kept once."""
+    """Stores the pictures of rows under `images/` of the run directory. Returns the rows with the names of these files.
+    A file is named by its digest, so a picture of many rows is stored once."""
     if pictures is None:
         return rows
     images = folder / "images"
@@ -236,7 +236,7 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
-    """What reads the pictures of the rows; None for a recipe of text."""
+    """The reader of the pictures in rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
     folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
@@ -251,8 +251,8 @@ def load_data(
     *,
     named: bool = True,
 ) -> Data:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. What an
-    earlier start held out (`recorded`, by number in the data) stays so. `named`: the user chose the columns."""
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed. The rows
+    with the numbers `recorded` stay held out, as in an earlier start. `named`: the user chose the columns."""
     encode = Encoder(recipe, tokenizer, pictures)
     if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
         encode.decodes, encode.leaves_out = True, named
@@ -300,7 +300,7 @@ def load_data(
 
 
 class TrainFigures(TypedDict):
-    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+    """Figures that were measured during training. Memory is by kind: `rss`, `cuda`, `mps`."""
 
     first_loss: float | None
     last_loss: float | None
@@ -332,7 +332,7 @@ class TrainRecord(TypedDict):
 
 
 def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
-    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
+    """Builds `train.json`. `seconds` are those of this start; the record adds the steps of earlier starts."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
@@ -367,7 +367,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
 
 
 def saved_type(folder: Path) -> str:
-    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    """The dtype of the first weight in the first file of a folder, by torch's name. Other weights may differ."""
     from safetensors import safe_open
 
     with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
@@ -394,7 +394,7 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
-        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
+        model.requires_grad_(False)  # as with an adapter: only activations get gradients
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
         seconds = []
         for _ in range(3):

@@ -216,7 +216,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
-            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
+            # FSDP shards only floating point weights, so with it the 4-bit values are stored in numbers of that type.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
@@ -292,8 +292,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
-    """The modules that get an adapter: of the language model the recipe's targets, of the other parts that were chosen
-    all linear layers. Names of targets alone would hit the tower too, which has its own `q_proj`."""
+    """The modules that get an adapter: the recipe's targets in the language model, and all linear layers of the other
+    chosen parts. The names of targets alone would match the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
         return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
@@ -345,7 +345,7 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
+    elif any(module is head for module in matching):  # TRL 1.16 computes the loss with its weight alone
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",

@@ -71,10 +71,10 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they do. It
-    looks for devices, pipes, links to elsewhere, files that are too large or no JSON, an index of other files than the
-    safetensors files of this folder, and a config that claims far more than these hold. Transformers would load an
-    adapter that lies beside a model without a word, and other programs would not."""
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before a library
+    reads the folder. It looks for devices, pipes, links to elsewhere, files that are too large or not JSON, an index of
+    files that are not safetensors files of this folder, and a config that claims far more than the weights hold. It
+    refuses an adapter beside a model too: transformers would load it silently, and other programs would not."""
     check_files(folder)
     if all((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise Refused(
@@ -133,7 +133,7 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of the wrong JSON type. Libraries would fail on them much later."""
     if not isinstance(document.get("model_type", ""), str):
         raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
@@ -334,7 +334,7 @@ def regular_file(path: Path, *, hint: str = "download the model again") -> Itera
 
 
 def read_foreign(path: Path, most: int) -> bytes:
-    """The bytes of a regular file."""
+    """The bytes of a regular file. Refuses one that has more than `most` bytes."""
     with regular_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:

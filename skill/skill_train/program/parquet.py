@@ -23,10 +23,10 @@ from skill_train.program.tables.columns import as_written
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and
 # `most_at_once` say what a file of a size may hold: as rows of Python, and in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
-BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+BATCH_BYTES = 32_000_000  # of one batch, if its rows are large, as with pictures
 PIECE_BYTES = 1 << 20
 VALUE_BYTES = 100  # of a value in Python, beside its text
-# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+# Numbers in Parquet: BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY, DICTIONARY_PAGE, DELTA_BYTE_ARRAY; codecs by pyarrow's names.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
 DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
@@ -86,8 +86,8 @@ def mean_row(group: Group) -> int:
 
 
 def in_pieces(groups: list[Group]) -> dict[str, Any]:
-    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
-    group, which with pictures may be gigabytes."""
+    """Options with which pyarrow reads a column of large rows piece by piece; none for small rows. By default it reads
+    all rows of a group at once, which may be gigabytes with pictures."""
     large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
     return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
@@ -328,8 +328,8 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def undecoded(loaded: Any) -> Any:
-    """The dataset with all columns as Python has them, whatever `set_format` chose before it was saved, and the bytes
-    or the path of each picture, sound and film, which `datasets` would decode."""
+    """The dataset with all columns as values of Python, whatever `set_format` chose before it was saved. Pictures,
+    sounds and films stay bytes or a path, which `datasets` would decode."""
     loaded.reset_format()
     loaded.info.features = type(loaded.features)(as_stored(loaded.features))
     return loaded
@@ -359,7 +359,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows."""
+    """Reads a JSON object that lies beside the rows of a saved dataset."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -394,7 +394,7 @@ def arrow_files(folder: Path) -> Iterator[Path]:
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
         name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets reports a missing file
             check_regular(path, hint=SAVE_AGAIN)
             yield path
 

@@ -59,7 +59,7 @@ class Recipe(TypedDict):
 
 
 class Placement(TypedDict):
-    """Where and in which pieces the recipe is computed."""
+    """The device, the precision, the processes and the batches with which the recipe is computed."""
 
     backend: str
     device: str
@@ -78,7 +78,7 @@ class Placement(TypedDict):
 
 
 class Policy(TypedDict):
-    """What the user decided that no training depends on."""
+    """Choices of the user that do not affect the training."""
 
     sensitive: bool
     hub_model_id: str | None
@@ -121,7 +121,7 @@ class Plan(TypedDict):
 # Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
 # 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
 LOGITS_AT_ONCE = 16_000_000
-# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
+# Model types with a table of position embeddings, which ends. Other types compute the embedding of any position.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
@@ -153,7 +153,7 @@ def held_out_count(rows: int, fraction: float) -> int:
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
     """The plan for another try of a training that ran out of memory, with its reason; None if a smaller layout would
-    not help. `stage` is the last one that it reported: before and after these two, no batch needs memory."""
+    not help. `stage` is the last stage that it reported: only in `MEASURING` and `TRAINS` a batch needs memory."""
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None

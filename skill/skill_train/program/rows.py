@@ -318,8 +318,8 @@ def not_utf8(where: str, raw: bytes) -> Refused:
 
 
 def json_items(path: Path) -> list[Any] | None:
-    """The items of a JSON document, whose objects have each key once. None for a file that is not one document, such as
-    one with an object a line, of which the reader of lines names a broken one."""
+    """The items of a JSON document. Refuses an object that has a key twice. None for a file that is not one document,
+    such as one with an object a line: the reader of lines then reports a broken line."""
     repeating = list[tuple[Row, str]]()  # each object with a key twice, and that key
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
@@ -429,7 +429,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     if tables and SLICE.fullmatch(split):
         yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
         return
-    # On disk, whose folder says the commit.
+    # On disk, because the name of the folder is the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
@@ -438,7 +438,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
 
 
 def tables_of(builder: Any, split: str) -> list[HubFile]:
-    """The files of a split of .csv or .tsv, of which `datasets` makes other values: numbers, and nothing of `NA`."""
+    """The files of a split, if all are .csv or .tsv: `datasets` would make numbers of texts, and nothing of `NA`."""
     found = list[HubFile]()
     for url in (builder.config.data_files or {}).get(split, []):
         match = TABLE_ON_HUB.fullmatch(str(url))

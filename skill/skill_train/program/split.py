@@ -54,12 +54,12 @@ class Data(TypedDict):
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]  # indices into `train`, one for each row of each step
-    pictures: Pictures | None  # what reads those of the rows; None where they are text
+    pictures: Pictures | None  # the reader of the rows' pictures; None for rows of text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
-    success (trl#6668)."""
+    """The rows with a trained token. Refuses other rows, unless the recipe skips them: a batch of them would train at
+    loss 0, which looks like success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -88,9 +88,9 @@ def held_out_rows(
     """Indices of rows that never train. Rows with the same content, the same question, a picture in common or the same
     exchange are held out or trained together: for a model that has seen such a row, the question is not new.
 
-    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
-    pictures or questions leave too few rows, they do not decide, and an exchange as little: the system messages may be
-    what is asked. `images` are the digests of the pictures of each row.
+    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. If too few rows
+    are left to hold out, exchanges are ignored first, because the system messages may be what is asked, then pictures,
+    then questions. `images` are the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
     chosen: set[int] = set()
@@ -148,7 +148,7 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
 
 
 def seen_in(row: EncodedRow) -> str:
-    """What tells the pictures of a row from others; empty without pictures."""
+    """The digests of a row's pictures, as a text; empty without pictures."""
     return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 

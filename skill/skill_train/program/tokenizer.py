@@ -25,7 +25,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own tokenizer, with its chat template, and the tokens at which its answers `ends`."""
+    """The model's own tokenizer, with its chat template. Its attribute `ends` holds the ids at which answers end."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -42,14 +42,14 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     documents = (model_document(model, revision, name) for name in names)
     stated = next((document for document in documents if document), {}).get("eos_token_id")
     tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
-    tokenizer.unlisted_ends = frozenset()  # of the rows, as they are encoded
+    tokenizer.unlisted_ends = frozenset()  # other ids at which rows end, added as the rows are encoded
     tokenizer.day = date.today()  # for templates that write the date; `main` sets that of an earlier start
     return tokenizer
 
 
 def set_date(tokenizer: Any, written: Callable[[str], str]) -> None:
-    """Has the chat template write what `written` makes of the form of a time. transformers (5.23) gives a template the
-    present time, and no function of its caller's."""
+    """Makes `strftime_now` of the chat template call `written`, which gets the format of the time. transformers (5.23)
+    gives a template the present time, and accepts no function of the caller."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokenizer.chat_template
@@ -90,7 +90,7 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
     text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
-    # Not transformers.AutoTokenizer: the converter has another there.
+    # Not transformers.AutoTokenizer: skill-train puts its own class there for llama.cpp's converter.
     from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)

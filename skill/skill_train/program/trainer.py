@@ -102,12 +102,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         keep_input_types(trainer.model)
     require_plans_way(trainer, placement)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    trainer._loss_shifts_labels = True  # transformers (5.23) knows it of classes by their names, not of GPT-2
+    trainer._loss_shifts_labels = True  # transformers (5.23) decides by the class's name, wrongly for GPT-2
     return trainer
 
 
 def require_plans_way(trainer: Any, placement: Placement) -> None:
-    """Refuses weights that are divided, or numbers that are rounded, in another way than the plan says."""
+    """Refuses a trainer whose sharding or mixed precision is not that of the plan."""
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     precision = "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "no"
@@ -136,7 +136,7 @@ class PictureCollator:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
-        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
+        """A feature holds the `place` of its row in `rows`, or is a row itself."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
@@ -218,7 +218,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
-    """Where the metrics are reported too, if the user chose that and the package is installed."""
+    """The service that gets the metrics too; `none` if its package is not installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -325,8 +325,8 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
-    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
-    the trainer. That of the file of held-out rows covers their text, and that of `system_digest` is of one message."""
+    """Counts of tokens, and digests of token ids and labels: of all rows, and of the first batches of the trainer.
+    `held_out_file_sha256` is of held_out.jsonl, `order_sha256` of the order, `system_sha256` from `system_digest`."""
 
     train_rows: int
     held_out_rows: int

@@ -50,7 +50,7 @@ from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data
 
-NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a whole line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
@@ -94,9 +94,9 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Of those that are newer the torn ones are removed and
-    the damaged ones get another name. Every process calls this, and the main process changes the files: what it removes
-    is torn for all."""
+    """The newest checkpoint with its marker and all its bytes. Newer checkpoints are removed if they are torn, and
+    renamed if they are damaged. Every process calls this, but only the main process changes files: a checkpoint that it
+    removes is torn for the others too."""
     for path in numbered(folder):
         damaged = damaged_file(path) if is_complete(path) else COMPLETE
         if damaged is None:
