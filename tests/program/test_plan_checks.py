@@ -449,3 +449,11 @@ def test_it_starts_without_its_docstrings() -> None:
     """PYTHONOPTIMIZE=2 takes them away."""
     done = subprocess.run([sys.executable, "-OO", str(train_program()), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--attended" in done.stdout, done.stderr
+
+
+def test_its_help_begins_with_whole_sentences() -> None:
+    """The joined file, which has the docstring."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "train.py"), "--help"], capture_output=True, text=True
+    )
+    assert done.stdout.split("\n\n")[1].endswith("in a cloud job."), done.stdout

@@ -125,7 +125,7 @@ from skill_train.program.watch import (
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])  # none with PYTHONOPTIMIZE=2
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
