@@ -170,7 +170,7 @@ def _unlike_config(adapter: Adapter, module: str) -> list[str]:
 
 
 def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
-    """The alpha for the file, and the reason for it."""
+    """The alpha for the file, and the reason for it. Refuses an adapter that llama.cpp cannot apply exactly."""
     reasons = _problems(adapter, read_json(base / "config.json"))
     if not adapter.modules:
         reasons.append("it has no LoRA matrices")

@@ -11,7 +11,7 @@ from typing import Any
 from skill_train.run import export_record
 from skill_train.run.folder import RunDir
 
-ADAPTER_MODELFILE = "Modelfile-lora"  # beside the adapter's own file
+ADAPTER_MODELFILE = "Modelfile-lora"  # the Modelfile that loads the adapter's GGUF file
 # Ollama reads instructions in upper or lower case.
 _FROM = re.compile(r"^from[ \t]+(\S.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 
@@ -48,7 +48,8 @@ def model_of(modelfile: Path) -> str | None:
 
 
 def parameters_in(modelfile: Path) -> dict[str, Any]:
-    """The parameters of a Modelfile, without those words that its SYSTEM may hold; empty without one."""
+    """The PARAMETER lines of a Modelfile, of which `stop` is a list; empty if there is no file. Text inside of SYSTEM
+    is not read."""
     text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
     text = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text)
     parameters: dict[str, Any] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILE = "generation_config.json"
 # The defaults of transformers 5.23 if the file samples without a value (`_get_default_generation_params`).
 _TEMPERATURE, _TOP_K = 1.0, 50
-# What else of the file changes an answer there, and none here or in llama.cpp; the last four where it samples.
+# Settings that change an answer of transformers, but not one of ours or of llama.cpp. The last four need sampling.
 _NOT_DONE = (
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "suppress_tokens",
     "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "min_length", "min_new_tokens", "num_beams",
@@ -35,11 +35,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling settings, in the meaning of transformers."""
 
     temperature: float = 0.0  # 0 takes the most likely token
-    top_k: int = 0  # how many of the most likely tokens are left; 0 for all
-    top_p: float = 1.0  # the share of the probability that is left
-    min_p: float = 0.0  # the least probability that is left, as a share of the highest
-    repetition_penalty: float = 1.0  # by which the logits of tokens that are there already are made smaller
-    seed: int = 0  # of the random numbers
+    top_k: int = 0  # how many of the most likely tokens are kept; 0 for all
+    top_p: float = 1.0  # the share of the probability that is kept
+    min_p: float = 0.0  # the least probability that is kept, as a share of the highest
+    repetition_penalty: float = 1.0  # divides the logits of tokens in the context (multiplies negative ones)
+    seed: int = 0
     stops: tuple[str, ...] = ()  # texts that end an answer
 
 
@@ -59,7 +59,7 @@ def sampling_of(folder: Path) -> tuple[Sampling, str]:
 
 
 def read_sampling(stated: JsonObject) -> Sampling:
-    """What generation_config.json says, with the values that transformers takes where it samples and names none."""
+    """The settings of a generation_config.json. If it samples, missing values are the defaults of transformers."""
     words = stated.get("stop_strings")
     greedy = Sampling(
         repetition_penalty=_number(stated, "repetition_penalty", 1.0),
@@ -77,7 +77,7 @@ def read_sampling(stated: JsonObject) -> Sampling:
 
 
 def not_done(stated: JsonObject) -> list[str]:
-    """The names in generation_config.json that change an answer of transformers, and none here or in llama.cpp."""
+    """The settings of a generation_config.json that change an answer of transformers, but not one of ours."""
     names = _NOT_DONE if stated.get("do_sample") else _NOT_DONE[:-4]
     return [name for name in names if changes(stated.get(name))]
 
@@ -106,7 +106,7 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
 
 
 def shown(sampling: Sampling) -> dict[str, float]:
-    """What is set: of a greedy choice little is."""
+    """The settings in use, other than the defaults. With temperature 0 most settings have no effect."""
     values: dict[str, float] = {name: getattr(sampling, name) for name in Sampling.__struct_fields__ if name != "stops"}
     return {
         name: value

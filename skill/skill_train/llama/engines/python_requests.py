@@ -96,7 +96,7 @@ def half_character(error: UnicodeEncodeError) -> str:
 
 
 def _not_done(value: Any) -> None:
-    """Of what changes nothing, such as a penalty of 1, there is nothing to say."""
+    """Refuses an unsupported field, unless its value has no effect, such as a penalty of 1."""
     if changes(value):
         raise ValueError("this server does not do it, and would answer as if it were not there: leave it out")
 

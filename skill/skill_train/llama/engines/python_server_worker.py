@@ -4,13 +4,13 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 
 - guesses a chat format from the template's text, and takes llama-2's format if a file has no template;
 - reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
-- has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
-- takes the seed of an answer without one from the answer before, and begins with the same one;
-- penalizes the last 64 tokens of the answer alone, and takes the temperature behind top_k, top_p and min_p;
-- orders the fields of tools and messages by its own classes, and leaves out what they do not name;
-- lets the pages of every site ask it (CORS `*`);
-- ends a stream when another request comes, and sends nothing where a stream begins with an error;
-- ends at a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and at an id that no token has.
+- has the request defaults `repeat_penalty` 1.1 and `temperature` 0.8;
+- seeds a request without a seed from the one before, and the first one always with the same seed;
+- penalizes only the last 64 tokens of the answer, and applies the temperature after top_k, top_p and min_p;
+- reorders the fields of tools and messages by its own classes, and drops fields that the classes do not name;
+- accepts requests from the pages of every site (CORS `*`);
+- ends a stream when another request comes, and sends nothing if a stream begins with an error;
+- crashes on a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and on unknown token ids.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def _watch(llama: Any, send: Send | None) -> None:
 
 
 def _sample_as_transformers(llama: Any) -> None:
-    """Penalizes the prompt and the whole answer, and takes the temperature first."""
+    """Applies the penalty to the prompt and the whole answer, and the temperature before the other samplers."""
     from llama_cpp import _internals
     from llama_cpp import llama_cpp as low
 
