@@ -324,7 +324,7 @@ def test_a_conversation_in_a_terminal(made: gguf_maker.Export) -> None:
     file = str(made.file("f16"))
     code, seen = typed([file, "--max-tokens", "6"], ["Hello\n", "And now?\n", "\x04"])
     assert code == 0, seen
-    assert "temperature 0 (the file names no sampling: greedy)" in seen
+    assert "temperature 0 (the file names no temperature: greedy)" in seen
     first = [{"role": "user", "content": "Hello"}]
     answer = greedy(made.merged, None, first, 6)
     second = greedy(

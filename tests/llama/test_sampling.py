@@ -157,6 +157,11 @@ def test_a_gguf_file_may_name_its_own() -> None:
     keys = {"general.sampling.temp": 0.5, "general.sampling.top_k": 7, "general.sampling.penalty_repeat": 1.2}
     expected = Sampling(temperature=0.5, top_k=7, repetition_penalty=1.2)
     assert sampling_of_gguf(keys, Path("x.gguf"))[0] == expected
-    assert sampling_of_gguf({"general.name": "x"}, Path("x.gguf")) == (Sampling(), "the file names no sampling: greedy")
+    assert sampling_of_gguf({"general.name": "x"}, Path("x.gguf")) == (
+        Sampling(),
+        "the file names no temperature: greedy",
+    )
     alone = sampling_of_gguf({"general.sampling.penalty_repeat": 1.1}, Path("x.gguf"))  # of a greedy model
-    assert alone == (Sampling(repetition_penalty=1.1), "general.sampling of the file: greedy")
+    assert alone == (Sampling(repetition_penalty=1.1), "the file names no temperature: greedy")
+    without = sampling_of_gguf({"general.sampling.temp": 0.7}, Path("x.gguf"))  # as the model it was made of
+    assert without == (Sampling(temperature=0.7, top_k=50), "general.sampling of the file")

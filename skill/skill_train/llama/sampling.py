@@ -96,12 +96,12 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
     keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
     sampling = Sampling(
         temperature=_number(keys, "general.sampling.temp", 0.0),
-        top_k=_count(keys, "general.sampling.top_k", 0),
+        top_k=_count(keys, "general.sampling.top_k", _TOP_K if "general.sampling.temp" in keys else 0),
         top_p=_number(keys, "general.sampling.top_p", 1.0),
         min_p=_number(keys, "general.sampling.min_p", 0.0),
         repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
     )
-    source = "general.sampling of the file" if keys else "the file names no sampling"
+    source = "general.sampling of the file" if "general.sampling.temp" in keys else "the file names no temperature"
     return _checked(sampling, file), source if sampling.temperature else f"{source}: greedy"
 
 
