@@ -188,7 +188,7 @@ def _warn_of_modelfile(console: Console, run: RunDir) -> None:
         console.warn("missing_file", f"{file} names {chosen}, which is gone; {again}")
     parameters, _ = parameters_of_run(run.merged, run)
     text = with_model(file.read_text(encoding="utf-8", errors="replace"), f"./{chosen or ggufs[0].name}")
-    changed = [] if chosen or named is None else [f"FROM names {named}, which is not a file of this run"]
+    changed = [] if chosen else [f"FROM names {named}, which is not a file of this run" if named else "it lacks FROM"]
     if changed := changed + edits(text, modelfile(chosen or ggufs[0].name, parameters, beside)):
         console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 

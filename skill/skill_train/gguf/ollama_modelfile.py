@@ -79,9 +79,11 @@ def edits(text: str, written: str) -> list[str]:
 
 
 def _commands(text: str) -> list[str]:
-    """The lines without comments. A system message becomes one line, because its lines may begin with `#`."""
+    """The lines without remarks, with their instructions in upper case, as they may be in lower case; a system message,
+    which may have headings that look like remarks, is one line."""
     folded = re.sub(r'(?ms)^SYSTEM """.*?"""$', lambda found: "\\n".join(found[0].splitlines()), text)
-    return [line for line in folded.splitlines() if line.strip() and line[0] != "#"]
+    lines = [line for line in folded.splitlines() if line.strip() and line[0] != "#"]
+    return [re.sub(r"^\w+", lambda word: word[0].upper(), line) for line in lines]
 
 
 def _file_reference(file: str) -> str:
