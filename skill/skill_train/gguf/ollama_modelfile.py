@@ -226,7 +226,9 @@ def _add_sampling(generation: JsonObject, add: Callable[[str, Any, str, str], No
     if sampling.repetition_penalty != 1:
         add("repeat_last_n", -1, "transformers penalizes the whole text, and Ollama its last 64 tokens", ollama)
     for name in not_done(generation):
-        reasons.append(_reason(f"no PARAMETER for {name}", "transformers applies it, and Ollama will not", source))
+        reasons.append(
+            _reason(f"no PARAMETER for {name}", "transformers applies it, and this Modelfile does not", source)
+        )
 
 
 def _add_context(
