@@ -131,6 +131,7 @@ def test_settings_that_no_answer_can_be_sampled_with_are_refused(tmp_path: Path,
     with pytest.raises(UsageError, match="sampled with") as caught:
         sampling_of(tmp_path)
     assert caught.value.code == "broken_model"
+    assert "--temperature" not in caught.value.hint  # which was refused for the same reason
 
 
 @pytest.mark.parametrize("top_k", [math.inf, math.nan, -1])

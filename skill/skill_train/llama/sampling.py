@@ -219,6 +219,6 @@ def _checked(sampling: Sampling, file: Path) -> Sampling:
             got=", ".join(
                 f"{name} {value}" for name, value in msgspec.to_builtins(sampling).items() if name != "stops"
             ),
-            hint="correct the file, or ask for the most likely tokens: --temperature 0",
+            hint="correct generation_config.json of the model, and export a GGUF file of it again",
         )
     return sampling
