@@ -288,6 +288,7 @@ def test_what_the_engine_does_not_do_is_refused_by_name(made: tuple[Path, Path],
         ("prompt", {"prompt": ""}), ("prompt", {"prompt": []}), ("prompt", {"prompt": [""]}),
         ("prompt", {"prompt": ["a", "b"]}), ("prompt", {"max_tokens": 2}), ("best_of", text | {"best_of": 2}),
         ("suffix", text | {"suffix": "y"}),
+        ("logprobs", text | {"logprobs": 0}),
         ("max_completion_tokens", chat | {"max_completion_tokens": 0}),
         ("tool_choice", chat | {"tool_choice": "required"}), ("reasoning_effort", chat | {"reasoning_effort": "high"}),
         ("modalities", chat | {"modalities": ["audio"]}),
@@ -399,12 +400,19 @@ def test_a_prompt_that_begins_with_the_start_token_gets_no_second_one() -> None:
             post(f"{running.url}/completions", {"prompt": bos}, dict)
 
 
+NULLABLE = (
+    *("temperature", "top_p", "stream", "stop", "n", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("logprobs", "top_logprobs", "user", "tools", "tool_choice", "parallel_tool_calls", "echo", "best_of", "suffix"),
+)
+
+
 def test_null_and_empty_stops_say_as_much_as_nothing(server: Served) -> None:
     """OpenAI's protocol allows the first, and clients send the second."""
     for route, asked in (("chat/completions", {"messages": [serving.user("x")]}), ("completions", {"prompt": "x"})):
         answers = []
-        for more in ({}, dict.fromkeys(("temperature", "top_p", "stream", "stop", "n", "seed"), None), {"stop": [""]}):
-            answer = post(f"{server.url}/{route}", asked | {"max_tokens": 4, "seed": 1} | more, dict)
+        nothing = dict.fromkeys(NULLABLE, None) | {"stream_options": None, "response_format": {}}
+        for more in ({}, nothing, {"stop": [""]}):
+            answer = post(f"{server.url}/{route}", asked | {"max_tokens": 4} | more, dict)
             answers.append([answer["choices"], server.report().answer_ids])
         assert answers[0] == answers[1] == answers[2] and len(answers[0][1]) == 4
 

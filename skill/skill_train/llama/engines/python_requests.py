@@ -40,6 +40,8 @@ def own_requests(sampling: Sampling) -> None:
         "top_p": unless_null(float, sampling.top_p, ge=0, le=1),
         "min_p": unless_null(float, sampling.min_p, ge=0, le=1),
         "repeat_penalty": unless_null(float, sampling.repetition_penalty, gt=0),
+        "presence_penalty": unless_null(float, 0.0, ge=-2, le=2),
+        "frequency_penalty": unless_null(float, 0.0, ge=-2, le=2),
         "seed": (int | None, Field(None, ge=-(1 << 63), lt=1 << 63)),
         "stream": unless_null(bool, False),
         "stop": (Annotated[str | list[str] | None, AfterValidator(stops), whole], Field(None, validate_default=True)),
@@ -53,13 +55,14 @@ def own_requests(sampling: Sampling) -> None:
         "tools": (Annotated[list[dict[str, Any]] | None, whole], None),
         "add_generation_prompt": (Literal[True] | None, Field(None, exclude=True)),
         "modalities": (list[Literal["text"]] | None, Field(None, exclude=True)),
-        "response_format": (dict[str, Any] | None, None),
+        "response_format": (Annotated[dict[str, Any] | None, AfterValidator(lambda asked: asked or None)], None),
         "max_tokens": (int | None, Field(None, ge=1, validation_alias=names)),
     }
     of_text: dict[str, Any] = {
         "prompt": (Annotated[str | list[str], AfterValidator(_one_prompt), whole], ...),
         "max_tokens": (int | None, Field(16, ge=1)),
         "best_of": defaults["n"],
+        "echo": unless_null(bool, False),
         "suffix": (None, None),  # llama-cpp-python 0.3.36 puts token 0 before one
     }
     for name, fields in (

@@ -227,7 +227,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         _require_no_grammar(body)
         if body.stream_options and not body.stream:
             raise _Refused("stream_options: they are for stream: true")
-        if body.logprobs or getattr(body, "top_logprobs", None):
+        if not (body.logprobs is None or body.logprobs is False) or getattr(body, "top_logprobs", None):
             raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = job.name
         options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
