@@ -357,6 +357,33 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
     assert sorted(path.name for path in (run / "gguf").iterdir()) == ["model-f16.gguf", "model-q3_k_l.gguf"]
 
 
+def test_tokens_of_tokenizer_json_alone_are_no_padding(tmp_path: Path) -> None:
+    """transformers 5 saves added tokens there, beside a tokenizer.model that lacks them."""
+    from gguf import GGUFReader
+
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    weights, config, tokenizer = (base / name for name in ("model.safetensors", "config.json", "tokenizer.json"))
+    tensors = load_file(weights)
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = embedding[[*range(640), *range(4)]]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 644}))
+    document = json.loads(tokenizer.read_text())
+    last = document["added_tokens"][-1]
+    document["added_tokens"] += [
+        {**last, "id": 640, "content": "<extra>", "special": True},
+        {**last, "id": 642, "content": "note", "special": False},
+    ]
+    tokenizer.write_text(json.dumps(document))
+    fields = GGUFReader(output_of(converted(base, tmp_path).record, tmp_path)).fields
+    names = ("tokens", "token_type", "scores")
+    assert [fields[f"tokenizer.ggml.{name}"].contents()[640:] for name in names] == [
+        ["<extra>", "[PAD641]", "note", "[PAD643]"],
+        [3, 5, 4, 5],  # llama.cpp, llama_token_type: control, unused, user-defined
+        [-1000.0, -10000.0, -1000.0, -10000.0],
+    ]
+
+
 @pytest.fixture(scope="module")
 def base_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The f32 file of a tiny Llama."""

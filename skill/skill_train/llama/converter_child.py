@@ -23,8 +23,10 @@ JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process i
 # New objects between two runs of the garbage collector, as in core/memory.py: a vocabulary is many objects, all in use.
 _NEW_OBJECTS = 200_000
 _QWEN_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-_QWEN_TOWER_EPSILON = 1e-6  # the epsilon of the vision tower's norms, in the code of transformers
-_GLM_THETA = 10000.0  # llama.cpp's converter multiplies it by `rope_ratio`
+_QWEN_TOWER_EPSILON = 1e-6  # of its norms, in the code of transformers
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # llama.cpp, llama_token_type
+_ADDED_SCORE = -1000.0  # as the converter scores added tokens
+_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
@@ -45,6 +47,7 @@ def main(train_program: str) -> None:
     sys.path.insert(0, str(Path(arguments[0]).parent))
     _read_own_keys()
     _score_by_merges()
+    _read_added_tokens()
     _leave_out_missing_mtp()
     _keep_the_end_of_a_line()
     _keep_the_epsilon_of_towers()
@@ -144,6 +147,27 @@ def _score_by_merges() -> None:
         return float(constant(self, token) if rank is None else -rank)
 
     vocab.LlamaHfVocab.get_token_score = get_token_score
+
+
+def _read_added_tokens() -> None:
+    """Lets the tokens that tokenizer.json adds to a tokenizer.model into the vocabulary. transformers 5 writes no other
+    list of them, and the converter would write padding in their place."""
+    model = importlib.import_module("conversion.base").TextModel
+    created = model._create_vocab_sentencepiece
+
+    def create_vocab(self: Any) -> Any:
+        tokens, scores, types = created(self)
+        file = self.dir_model / "tokenizer.json"
+        added = json.loads(file.read_text(encoding="utf-8")).get("added_tokens") if file.is_file() else None
+        for token in added or ():
+            number, text = token["id"], token["content"]
+            if number < len(tokens) and types[number] == _UNUSED:
+                control = token.get("special") or self.does_token_look_special(text)
+                types[number] = _CONTROL if control else _USER_DEFINED
+                tokens[number], scores[number] = text.encode(), _ADDED_SCORE
+        return tokens, scores, types
+
+    model._create_vocab_sentencepiece = create_vocab
 
 
 def _leave_out_missing_mtp() -> None:
