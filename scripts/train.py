@@ -7214,6 +7214,7 @@ def fed_data(data: Data, dataset: Any, steps: int, folder: Path) -> FedData:
 # The checks before and after a training, each with its figure, and the verdict over all of them.
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
+LOOKED_AT, LEAST_MOVED = 4096, 0.001  # values of each weight, and the share of them that a training moves
 ANSWER_TOKENS = 48
 PICTURE_CHANGE = 1e-5  # least relative change of the loss; in float32 the same pictures give the same loss to 1e-7
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
@@ -7250,6 +7251,7 @@ class Checks:
         self.results: list[TrainingCheck] = []
         self.answer: Answer = {}
         self.loss_before: float | None = None
+        self.started: list[Any] = []  # of each weight the first values, where all are trained, before that
 
     def add(self, name: str, verdict: Verdict, figure: float | None, detail: str) -> None:
         figure = number(figure) if isinstance(figure, float) else figure
@@ -7277,7 +7279,7 @@ class Checks:
             return
         self.check_accumulation()
         self.check_pictures_are_read()
-        self.loss_before = self.mean_loss(self.rows)
+        self.loss_before, self.started = self.mean_loss(self.rows), self.first_values() if is_full(self.recipe) else []
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
             before = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
@@ -7427,7 +7429,13 @@ class Checks:
         self.trainer.model.train()
         return loss
 
+    def first_values(self) -> list[Any]:
+        weights = (weight for weight in self.trainer.model.parameters() if weight.requires_grad)
+        return [weight.detach().flatten()[:LOOKED_AT].clone() for weight in weights]
+
     def check_loss(self) -> None:
+        import torch
+
         after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
@@ -7437,6 +7445,11 @@ class Checks:
         started_at_zero = [w for name, w in self.trainer.model.named_parameters() if ".lora_B." in name]
         if started_at_zero and not any(bool(weight.any()) for weight in started_at_zero):
             verdict, detail = "fail", f"{detail}; every B of the adapter is zero as before, so it changes nothing"
+        if after == before and self.started:
+            pairs = zip(self.started, self.first_values(), strict=True)
+            moved = float(torch.cat([(own != other).cpu() for own, other in pairs]).float().mean())
+            if moved < LEAST_MOVED:
+                verdict, detail = "fail", f"{detail}; {moved:.2%} of the weights have moved: raise learning_rate"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:

@@ -111,6 +111,17 @@ def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
     assert max(changed) < 0.5 if pure else min(changed) > 0.9
 
 
+def test_steps_too_small_for_the_weights_are_no_training(tmp_path: Path) -> None:
+    """At 1e-12 only weights below 2e-5 move in float32."""
+    values = FULL | {"learning_rate": 1e-12, "max_steps": 2}
+    run = training.write_run(tmp_path / "run", base=tiny.cached("gemma"), **values)
+    assert main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    (check,) = [each for each in record["checks"] if each["name"] == "loss_falls"]
+    assert (record["verdict"], check["verdict"], check["figure"]) == ("fail", "fail", 0.0)
+    assert "% of the weights have moved" in check["detail"]
+
+
 # --- Several processes ---
 
 

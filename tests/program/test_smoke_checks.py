@@ -102,6 +102,19 @@ def test_an_adapter_that_was_never_trained_fails(trained: list[list[float]], ver
     assert ("every B of the adapter is zero" in only(found)["detail"]) == (verdict == "fail")
 
 
+@pytest.mark.parametrize(("moved", "verdict"), [(0.0, "fail"), (1e-6, "warn")])
+def test_a_model_of_which_no_weight_has_moved_fails(moved: float, verdict: str) -> None:
+    """Where every weight is trained. Rounding to bf16 loses each step of a small learning rate."""
+    found = checks(level=2.0)
+    found.recipe["finetuning_type"], found.loss_before = "full", found.mean_loss(found.rows)
+    found.started = found.first_values()
+    with torch.no_grad():
+        found.trainer.model.weights[1] += moved  # of which the loss knows nothing
+    found.check_loss()
+    assert only(found)["verdict"] == verdict
+    assert ("% of the weights have moved" in only(found)["detail"]) == (verdict == "fail")
+
+
 def test_a_base_worse_than_guessing_is_told() -> None:
     found = checks(level=2.0)
     found.loss_before = 2.1
