@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from typing import cast
@@ -88,11 +89,21 @@ def _make_ready() -> None:
         for number in _END:
             if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores one
                 signal.signal(number, signal.default_int_handler)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _not_lost
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, for an encoding other than UTF-8
+
+
+def _not_lost(ignored: sys.UnraisableHookArgs) -> None:
+    """Python ignores what is raised in a finalizer, and there are many. Ctrl-C comes again, after it."""
+    if ignored.exc_type is KeyboardInterrupt:
+        threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def main(argv: list[str] | None = None) -> None:

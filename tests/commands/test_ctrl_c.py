@@ -28,6 +28,19 @@ class Finder:
             exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
 sys.meta_path.insert(0, Finder())
 """
+# Of what a finalizer raises Python says that it is ignored.
+IN_A_FINALIZER = IN_A_TEXT.replace(
+    'exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")',
+    """
+            import os, signal, time
+            class Group:
+                def __del__(self):
+                    os.kill(os.getpid(), signal.SIGINT)
+            Group()
+            print("was ignored", file=sys.stderr, flush=True)
+            time.sleep(30)
+""",
+)
 SLOW = "import time\nprint('loading', flush=True)\ntime.sleep(30)\n"
 
 
@@ -38,12 +51,14 @@ def _start(first: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_exit_code_is_130_wherever_it_strikes(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(IN_A_TEXT)
+@pytest.mark.parametrize("where", [IN_A_TEXT, IN_A_FINALIZER], ids=["a text", "a finalizer"])
+def test_the_exit_code_is_130_wherever_it_strikes(tmp_path: Path, where: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(where)
     child = _start(tmp_path, "diff", "one", "two", "--format", "json")
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=20)
     assert json.loads(out)["error"]["code"] == "interrupted", err
-    assert child.returncode == 130
+    assert child.returncode == 130 and "Traceback" not in err
+    assert ("was ignored" in err) is (where == IN_A_FINALIZER)
 
 
 def test_while_it_loads_there_is_no_traceback(tmp_path: Path) -> None:
