@@ -16,6 +16,7 @@ import tiny
 import verify_rows
 from skill_train.core.errors import UsageError
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.run import verify_record
 from skill_train.run.folder import StepResult
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.step import VerifyRequest, verify
@@ -83,6 +84,7 @@ def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
         assert {check.name for check in record.checks if check.file == file.name} == CHECKS
     assert {one.name for one in record.not_checked} == {"digest"}
     assert json.loads((tmp_path / "verify.json").read_text()) == msgspec.to_builtins(record)
+    assert verify_record.read(tmp_path / "verify.json") == record
 
 
 def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) 
     assert complaints(record) == []
     names = {check.name for check in record.checks if check.file == "model-q4_k_m.gguf"}
     assert names == CHECKS - {"chat_template"}
+    assert verify_record.read(tmp_path / "verify.json") == record
 
 
 def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
@@ -100,6 +103,7 @@ def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
     record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=alone)
     assert complaints(record) == []
     assert record.samples["tokens"] > 128 and record.samples["answers"] > 0
+    assert verify_record.read(tmp_path / "verify.json") == record
     assert {one.name for one in record.not_checked} == {"digest", "tuned", "trained_is_shipped"}
 
 
