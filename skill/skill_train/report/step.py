@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -31,9 +32,16 @@ from skill_train.report.sections import curve, differences, overview, run_view, 
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, RunView, SameView, SharedView
 from skill_train.report.words import placeless
-from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record, verify_record
+from skill_train.run import (
+    cloud_record,
+    compare_runs,
+    evaluate_record,
+    plan_record,
+    records,
+    train_record,
+    verify_record,
+)
 from skill_train.run.earlier_start import require_trained_recipe
-from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.merge_record import MergeRecord
@@ -185,7 +193,7 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
     texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the user may have edited the file in the folder
     if (run.gguf / "Modelfile").is_file():
         texts["Modelfile"] = (run.gguf / "Modelfile").read_text(encoding="utf-8", errors="replace")
-    places, verified = _places(run, plan.recipe), run.record("verify")
+    places = _places(run, plan.recipe)
     call = name if run.path.is_absolute() else str(run.path)
     return ReportedRun(
         name=placeless(name, []),
@@ -193,15 +201,15 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
         documents=placeless(documents, places),
         metrics=train_record.read_steps(run.metrics),
         texts=placeless(texts, places),
-        proof=_placeless(verify_record.read(verified) if verified.is_file() else None, places),
-        evaluation=_placeless(_record(run.record("evaluate"), Evaluation), places),
-        demo=_placeless(_record(run.record("demo"), Demo), places),
+        proof=_placeless(_record(run.record("verify"), verify_record.read), places),
+        evaluation=_placeless(_record(run.record("evaluate"), evaluate_record.read), places),
+        demo=_placeless(_record(run.record("demo"), partial(records.read, kind=Demo)), places),
         cloud=_placeless(cloud_record.read(run), places),
     )
 
 
-def _record(path: Path, kind: type[Record]) -> Record | None:
-    return records.read(path, kind) if path.is_file() else None
+def _record(path: Path, read: Callable[[Path], Record]) -> Record | None:
+    return read(path) if path.is_file() else None
 
 
 def _placeless(record: Record | None, places: list[str]) -> Record | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -105,8 +106,22 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> Evaluation:
-    """The measurement in a file. Raises as `records.read`."""
-    return records.read(path, Evaluation)
+    """The measurement in a file.
+
+    Raises:
+        UsageError: missing, no measurement, or a figure is not that of the answers beside it.
+    """
+    evaluation = records.read(path, Evaluation)
+    for model in evaluation.models:
+        exact = [row.exact.get(model.name) for row in evaluation.answers]
+        scores = [row.scores.get(model.name) for row in evaluation.answers]
+        for what, figure, count, each in (
+            ("exact match", model.exact_match, model.asked_rows, [one for one in exact if one is not None]),
+            ("score", model.score, model.scored_rows, [one for one in scores if one is not None]),
+        ):
+            if figure is not None and len(each) == count > 0 and not math.isclose(figure, mean := sum(each) / count):
+                raise records.broken(path, f"{model.name} has the {what} {figure:.3g}, and its answers {mean:.3g}")
+    return evaluation
 
 
 def can_be_asked(row: Row, loss_on: str) -> bool:
