@@ -88,6 +88,10 @@ def test_what_lies_in_the_run_is_held_against_the_proof(tmp_path: Path) -> None:
         text = make(run).text
         assert "The proof is of other files" in text and f"{changed.name} {replaced}" in text
         changed.write_bytes(own)
+    other = Path(shutil.copy(file, run / "gguf" / "other.gguf"))  # which `push` would send too
+    text = make(run).text
+    assert "The proof is of other files" in text and "other.gguf lies in gguf/ and was not verified" in text
+    other.unlink()
     file.unlink()
     text = make(run).text
     assert "Proven, with warnings" in text and f"{file.name} was exported and is gone" in text

@@ -103,7 +103,8 @@ class ReportedRun:
     # replaced, gone: verified files with another content on the disk, and exported files that are missing
     replaced: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
-    base_may_know: bool = False  # the base was made by runs that may have trained on held-out rows
+    strange: tuple[str, ...] = ()  # files in gguf/ that neither the proof nor an export names
+    base_may_know: bool = False  # the base was merged by runs that may have trained on held-out rows
 
     def __getitem__(self, name: str) -> Record:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}

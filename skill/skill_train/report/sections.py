@@ -97,6 +97,7 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     exchanged = {check.file for check in proof.checks if check.name == "digest" and check.verdict == "fail"}
     replaced = [file for file in run.replaced if file not in exchanged]
     because = [f"{file} is not the one that was verified: the file was replaced" for file in replaced]
+    because += [f"{file} lies in gguf/ and was not verified" for file in run.strange]
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
             because.append(f"{folder}/ is not the one that was verified")

@@ -139,6 +139,7 @@ def _headline(run: ReportedRun) -> RunHeadline:
 class _OnDisk(TypedDict, total=False):
     replaced: tuple[str, ...]
     gone: tuple[str, ...]
+    strange: tuple[str, ...]
 
 
 def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
@@ -151,8 +152,10 @@ def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
     files = {run.gguf / name: digest for name, digest in read.ggufs.items()}
     files |= {run.adapter / name: digest for name, digest in adapter.items()}
     replaced = [file.name for file, digest in files.items() if file.is_file() and not is_file_of(file, digest)]
-    gone = [name for name in outputs if not (run.gguf / name).is_file()]
-    return {"replaced": tuple(replaced), "gone": tuple(gone)}
+    gone = [name for name in made if not (run.gguf / name).is_file()]
+    known = {*read.ggufs, *made, *(one[0] for one in read.unread if one)}
+    strange = [file.name for file in run.exported if file.name not in known]
+    return {"replaced": tuple(replaced), "gone": tuple(gone), "strange": tuple(strange)}
 
 
 def _require_ours(out: Path) -> None:
