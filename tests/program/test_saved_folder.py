@@ -87,12 +87,15 @@ def test_a_split_is_a_folder_beside_the_list_of_splits(saved: Path, tmp_path: Pa
 
 
 def test_a_split_that_is_not_there_names_the_others(saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(saved, tmp_path / "train")
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    """Without `--split` it is train, which may be the one that is not there."""
+    for name in ("validation", "test"):
+        shutil.copytree(saved, tmp_path / name)
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation", "test"]}))
     with pytest.raises(Refused) as caught:
-        list(iter_rows(str(tmp_path), split="test"))
+        list(iter_rows(str(tmp_path), split="train"))
     error = caught.value.error
-    assert (error["code"], error["expected"], error["got"]) == ("bad_split", "train", "test") and error["hint"]
+    assert (error["code"], error["expected"], error["got"]) == ("bad_split", "validation, test", "train")
+    assert "train" not in error["hint"] and "--split" in error["hint"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")

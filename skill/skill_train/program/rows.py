@@ -390,7 +390,7 @@ def load_saved(folder: Path, name: str) -> Any:
     if not isinstance(saved, datasets.DatasetDict):
         return saved
     if name not in saved:
-        hint = "use one of its splits, such as split: train"
+        hint = "name one of these with --split, or as split in the recipe"
         raise bad_split(f"{folder} has no split {name!r}", ", ".join(saved), name, hint)
     return saved[name]
 
