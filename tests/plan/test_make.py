@@ -20,6 +20,7 @@ from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.few_steps import few_steps, least_steps
 from skill_train.plan.make import FEW_STEPS, WHOLE_STEPS, make_plan, wants_probe
 from skill_train.plan.placement import Choices
+from skill_train.plan.refusals import OF_EXPERTS
 from skill_train.recipe.fields import FIELDS, Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record
@@ -223,6 +224,25 @@ def test_a_target_that_peft_refuses_of_mamba_is_refused_before_the_training(mode
     assert _plan(model=mamba, target_modules=[target], finetuning_type="full")["recipe"]["target_modules"] == []
     jamba = msgspec.structs.replace(MODEL, model_type="jamba")
     assert _plan(model=jamba, target_modules=[target])["recipe"]["target_modules"] == [target]
+
+
+@pytest.mark.parametrize(("model_type", "target"), [("deepseek_v3", "mlp.down_proj"), ("minimax_m2", "w1")])
+def test_a_target_that_names_experts_is_refused_before_the_training(model_type: str, target: str) -> None:
+    mixture = msgspec.structs.replace(MODEL, model_type=model_type)
+    with pytest.raises(UsageError, match="one for all experts") as caught:
+        _plan(model=mixture, target_modules=["o_proj", target])
+    assert (caught.value.code, caught.value.got) == ("no_such_target", target)
+    assert _plan(model=mixture, target_modules=["o_proj"])["recipe"]["target_modules"] == ["o_proj"]
+    qwen = msgspec.structs.replace(MODEL, model_type="qwen2_moe")  # the name of its shared expert alone
+    assert _plan(model=qwen, target_modules=["down_proj"])["recipe"]["target_modules"] == ["down_proj"]
+
+
+def test_the_names_of_experts_are_those_of_peft() -> None:
+    conversion = pytest.importorskip("peft.utils.transformers_weight_conversion")
+    names = {kind: set(conversion._MOE_TARGET_MODULE_MAPPING[kind]) for kind in conversion._MOE_FUSED_TARGETS}
+    types = conversion._MODEL_TO_CONVERSION_PATTERN.items()
+    known = {kind: names[pattern] for kind, pattern in types if pattern in names and kind.islower()}
+    assert {kind: set(targets) for kind, targets in OF_EXPERTS.items()} == known
 
 
 def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:

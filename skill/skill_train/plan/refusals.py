@@ -9,6 +9,19 @@ from skill_train.recipe.fields import Recipe
 
 # peft 0.21: `mamba_model_types` of tuners/tuners_utils.py
 OF_MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+# peft 0.21, `_convert_peft_config_moe`: by these names it adapts all experts together, and dense layers too
+OF_EXPERTS = {
+    **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), ("gate", "w1", "w2", "w3")),
+    **dict.fromkeys(
+        (
+            "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+            "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe",
+            "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_omni_moe_text",
+            "qwen3_omni_moe_thinker", "solar_open",
+        ),
+        ("gate", "gate_proj", "up_proj", "down_proj"),
+    ),
+}  # fmt: skip
 MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
 
 
@@ -49,18 +62,21 @@ def require_full_precision(recipe: Recipe, model: ModelFacts) -> None:
 
 
 def require_adaptable(recipe: Recipe, model: ModelFacts) -> None:
-    """Refuses targets for which PEFT makes no adapter in models of Mamba, which would end the training with its error.
+    """Refuses targets for which PEFT makes no adapter, or none that `merge` could take: the training would end there.
 
     Raises:
         UsageError: the recipe names such a target.
     """
-    named = (recipe.target_modules or []) if recipe.finetuning_type == "lora" else []
-    target = next((name for name in named if name.rpartition(".")[2] == "out_proj"), None)
-    if target is not None and model.model_type in OF_MAMBA:
+    kind, named = model.model_type, (recipe.target_modules or []) if recipe.finetuning_type == "lora" else []
+    refused = ("out_proj",) if kind in OF_MAMBA else OF_EXPERTS.get(kind, ())
+    target = next((name for name in named if name.rpartition(".")[2] in refused), None)
+    if target is not None:
+        leaf, others = target.rpartition(".")[2], "in_proj" if kind in OF_MAMBA else "those of the attention"
+        why = "" if kind in OF_MAMBA else " that could be merged: it makes one for all experts"
         raise UsageError(
-            f"PEFT has no adapter for out_proj of models of the type {model.model_type}",
+            f"PEFT has no adapter for {leaf} of models of the type {kind}{why}",
             code="no_such_target",
-            expected="other linear layers, such as in_proj",
+            expected=f"other linear layers, such as {others}",
             got=target,
             hint=f"remove {quoted(target)} from target_modules in the recipe, or use target_modules: all-linear",
         )
