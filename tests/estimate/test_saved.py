@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import tiny
+import tiny_families
 from skill_train.estimate.memory import layer_bytes_per_token
+from skill_train.estimate.modules import saved_parameters
 from skill_train.estimate.step import MicroStep
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
@@ -49,6 +51,20 @@ def test_layers_that_train_keep_what_the_formula_says(kind: str, dtype: str, pur
     ends = step.tokens * (facts.hidden_size * (6 if pure else 8) + 8)  # the last norm, in and out; the token ids
     expected = facts.layers * step.tokens * layer_bytes_per_token(facts, step) + ends
     assert _kept_bytes(tiny.cached(kind), step) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["mlp", "experts"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "qwen3moe"])
+def test_a_saved_module_holds_all_of_its_experts(family: str, name: str) -> None:
+    """And not those alone that a token passes."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_families.folder(family)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=[name], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+    made = sum(weight.numel() for key, weight in model.named_parameters() if "modules_to_save" in key)
+    assert saved_parameters(read_model(folder), name) == pytest.approx(made, rel=0.02)
 
 
 def _kept_bytes(folder: Any, step: MicroStep) -> int:

@@ -9,6 +9,7 @@ from functools import cache
 from skill_train.facts import ModelFacts
 
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
+HOLD_EXPERTS = ("mlp", "experts", "block_sparse_moe", "feed_forward", "moe")
 HEADS = ("lm_head", "embed_out", "output_projection")
 # MLPs with two layers and no gate, and the number of tensors of the MLP's width that their activation function keeps.
 # torch's own functions keep their input. `gelu_new` of transformers is not fused and keeps four terms. Observed on the
@@ -116,6 +117,9 @@ def saved_parameters(model: ModelFacts, name: str) -> int:
     leaf = name.rsplit(".", 1)[-1]
     if "norm" in leaf or leaf.startswith("ln_"):
         return h * (1 + 2 * (model.layers or 0))
+    if model.experts and leaf in HOLD_EXPERTS:
+        beside = 0 if leaf == "experts" else 3 * h * model.shared_width * (model.layers or 0)
+        return (model.expert_parameters or model.parameters or 0) + beside
     blocks = {"mlp": (2 if model.model_type in GATELESS else 3) * h * f, "self_attn": 2 * h * (q + kv)}
     inputs, outputs = module_widths(model, leaf)
     return times(model, leaf) * blocks.get(leaf, inputs * outputs)
