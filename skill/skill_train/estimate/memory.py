@@ -14,7 +14,6 @@ from skill_train.estimate.modules import (
     CAPPED_SCORES,
     EAGER,
     EMBEDDINGS,
-    SCAN,
     SCANNED,
     largest_linear,
     mlp_tensors_per_token,
@@ -164,8 +163,8 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     stream = 4 if step.mixed else size  # the hidden states between layers; float32 weights produce float32
     h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
-    scanned = (SCAN - 1) * layer if model.model_type in SCANNED else 0.0
-    scans = f", up to {SCAN:g} times that for states that are scanned" if scanned else ""
+    times = SCANNED.get(model.model_type, 1.0)
+    scanned, told = (times - 1) * layer, f", up to {times:g} times that for states that are scanned" * (times > 1)
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
     if not step.checkpointing:

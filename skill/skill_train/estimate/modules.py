@@ -25,14 +25,15 @@ EAGER = (
     "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash", "mpt", "openai-gpt", "vaultgemma", "xglm",
 )  # fmt: skip
 CAPPED_SCORES = ("gemma2", "vaultgemma")  # their tanh keeps its result too
-# Hybrids whose recurrent layers plain torch functions compute, because no job installs their kernels. They keep the
-# states of a scan. One forward and one backward pass took up to 6.0 times the activations of as many layers of
-# attention: four layers of each but Qwen 3.5, in float32 on a CPU (torch 2.13, transformers 5.23, 2026-11-29).
-SCANNED = (
-    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe",
-    "qwen3_5_moe_text",
-)  # fmt: skip
-SCAN = 6.0
+# Models whose recurrent layers plain torch functions compute, because no job installs their kernels. They keep the
+# states of a scan. One forward and one backward pass took up to so many times the activations of as many layers of
+# attention: four layers of each but Qwen 3.5, in float32 on a CPU (torch 2.13, transformers 5.23, 2026-11-30). Mamba 1
+# keeps every state of every token: 14 times, and with checkpointing, where one layer is at work, as from 18 times.
+SCANNED = {
+    **dict.fromkeys(("mamba", "falcon_mamba"), 18.0),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2"), 6.0),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 6.0),
+}
 _GATED = 3  # the gate's result, the activation of it, and the factor that it is multiplied with
 
 
