@@ -172,6 +172,38 @@ def test_the_converter_reads_what_a_processor_leaves_to_its_class(tmp_path: Path
         assert json.loads((view / own.name).read_text())["max_image_size"] == document["max_image_size"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"image_mean": [0.1, 0.2, 0.3], "size": {"longest_edge": 640}},
+        {"image_processor": {"image_processor_type": "SmolVLMImageProcessor", "image_std": [0.25, 0.25, 0.25]}},
+    ],
+)
+def test_the_projector_says_of_pictures_what_transformers_reads(whole: dict[str, Any], tmp_path: Path) -> None:
+    """Of processor_config.json that is `image_processor` alone, and then nothing of preprocessor_config.json: colours
+    that the file says beside it belong to no picture."""
+    from transformers import AutoImageProcessor
+
+    folder = Path(shutil.copytree(tiny_vision.cached("smolvlm"), tmp_path / "model"))
+    own = folder / "preprocessor_config.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"image_mean": [0.4, 0.4, 0.4]}))
+    file = folder / "processor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | whole))
+    made = read_gguf(picture_pairs.projector(folder, tmp_path / "mmproj.gguf"))
+    read = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
+    for key, value in (
+        ("image_mean", read.image_mean),
+        ("image_std", read.image_std),
+        ("preproc_image_size", read.size["longest_edge"]),
+    ):
+        assert made.metadata[f"clip.vision.{key}"] == pytest.approx(value), key
+    check = check_projector(made, read_gguf(picture_pairs.pair("smolvlm").text), folder)
+    assert check.verdict == "pass", check.detail
+    made.metadata["clip.vision.image_mean"] = [0.1, 0.2, 0.3]
+    assert check_projector(made, read_gguf(picture_pairs.pair("smolvlm").text), folder).verdict == "fail"
+
+
 def test_plan_tells_of_pictures_whose_model_may_be_trained_on_text(tmp_path: Path, commands: Any) -> None:
     """Of a Gemma 3, whose text llama.cpp computes: before a training with pictures, and of text nothing."""
     _changed("gemma3", tmp_path / "model", {"hidden_act": "quick_gelu"})

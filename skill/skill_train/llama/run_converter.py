@@ -37,7 +37,7 @@ from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import weight_files
-from skill_train.program.pictures.processor import OWN_FILE, PROCESSOR_DEFAULTS
+from skill_train.program.pictures.processor import OWN_FILE, PROCESSOR_DEFAULTS, WHOLE_FILE
 from skill_train.run.records import read_json
 
 _WRITING = re.compile(r"Writing:\s+(\d+)%")
@@ -243,10 +243,21 @@ def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | Non
         plain |= from_config.as_published(config)
     if file.name == "adapter_config.json":
         plain |= changes
-    if file.name == OWN_FILE:  # the converter needs these, which a file may leave to its class
-        of_class = PROCESSOR_DEFAULTS.get(str(read_config(file.parent).get("model_type")), {})
-        plain = {key: of_class[key] for key in ("image_mean", "image_std", "size") if key in of_class} | plain
+    if file.name in (OWN_FILE, WHOLE_FILE):
+        plain = _with_own_pictures(file.name, plain, str(read_config(file.parent).get("model_type")))
     return plain if plain != config else None
+
+
+def _with_own_pictures(name: str, plain: JsonObject, kind: str) -> JsonObject:
+    """A processor's file with what the converter needs and a file may leave to its class. The converter joins both
+    files. transformers reads the `image_processor` of the second alone, or else the first."""
+    of_class = PROCESSOR_DEFAULTS.get(kind, {})
+    needed = {key: of_class[key] for key in ("image_mean", "image_std", "size") if key in of_class}
+    if name == OWN_FILE:
+        return needed | plain
+    rest = {key: value for key, value in plain.items() if key not in needed}
+    nested = plain.get("image_processor")
+    return rest | ({"image_processor": needed | nested} if isinstance(nested, dict) else {})
 
 
 def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:

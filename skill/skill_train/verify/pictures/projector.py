@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.model.convertible.from_config import why_no_projector
-from skill_train.model.folder import read_config
-from skill_train.model.foreign_files import foreign_json
+from skill_train.model.folder import processor_files, read_config
 from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
 from skill_train.program.pictures.engine import LINED, TILED
+from skill_train.program.pictures.processor import ImageProcessor, read_processor
 from skill_train.program.pictures.tokens import LINE_END
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.records import Verdict
@@ -54,9 +54,9 @@ _SWITCHES = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_s
 
 
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
-    """Checks that the file states what config.json and preprocessor_config.json say, and that it fits `text`."""
-    config, processor = read_config(folder), _processor(folder)
-    tower = _tower(config)
+    """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
+    config = read_config(folder)
+    processor, tower = read_processor(config, processor_files(folder)), _tower(config)
     expected = dict(_stated(config, processor, tower))
     compared = [_fault(key, gguf.metadata.get(key), value) for key, value in expected.items()]
     faults = [fault for fault in compared if fault]
@@ -98,23 +98,12 @@ def _tower(config: JsonObject) -> JsonObject:
     return own if of_class is None else {**of_class.to_dict(), **own}
 
 
-def _processor(folder: Path) -> JsonObject:
-    """The settings that the converter reads. The second file wins, and in each file what it says of pictures."""
-    settings: JsonObject = {}
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (folder / name).is_file():
-            document = foreign_json(folder / name)
-            settings |= {**document, **document.get("image_processor", {})}
-    return settings
-
-
-def _stated(config: JsonObject, processor: JsonObject, tower: JsonObject) -> Iterator[tuple[str, Value]]:
+def _stated(config: JsonObject, processor: ImageProcessor, tower: JsonObject) -> Iterator[tuple[str, Value]]:
     kind, vision = str(config.get("model_type")), config.get("vision_config", {})
     if kind in _TYPES:
         yield "clip.projector_type", _TYPES[kind]
-    for name in ("image_mean", "image_std"):
-        if name in processor:
-            yield f"clip.vision.{name}", processor[name]
+    yield "clip.vision.image_mean", [*processor.image_mean]
+    yield "clip.vision.image_std", [*processor.image_std]
     qwen = kind.startswith("qwen")
     lengths = {
         "patch_size": vision.get("patch_size"),
@@ -124,7 +113,7 @@ def _stated(config: JsonObject, processor: JsonObject, tower: JsonObject) -> Ite
         "attention.layer_norm_epsilon": _EPSILONS.get(kind, tower.get("layer_norm_eps")),
         "image_size": None if qwen else vision.get("image_size"),
         "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
-        "preproc_image_size": processor.get("size", {}).get("longest_edge") if _TYPES.get(kind) == "idefics3" else None,
+        "preproc_image_size": processor.size["longest_edge"] if _TYPES.get(kind) == "idefics3" else None,
         "spatial_merge_size": (vision if kind == "qwen3_vl" else config if kind in LINED else {}).get(
             "spatial_merge_size"
         ),
