@@ -60,6 +60,13 @@ WIDE = GROUPED | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_h
 YARN = {"original_max_position_embeddings": 64}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 LONG_TABLES = {"long_factor": [1 + 0.3 * n for n in range(8)], "short_factor": [1 + 0.1 * n for n in range(8)]}
+LFM2 = {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": True, "num_dense_layers": 1}
+MLA = ROUTED | {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+MLA |= {"num_key_value_heads": 4} | dict.fromkeys(("n_routed_experts", "num_local_experts", "num_experts"), 32)
+H1 = GROUPED | {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+NEXT = ROUTED | {"shared_expert_intermediate_size": 64, "head_dim": 32, "linear_num_key_heads": 2}
+NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+NEXT |= {"layer_types": ["linear_attention", "full_attention"]}
 # Name: type, fields, and what `plan` says of it.
 STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "opt": ("opt", SHAPE | {"ffn_dim": 128, "word_embed_proj_dim": 64}, "OPTForCausalLM"),
@@ -158,6 +165,49 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
         FALCON | {"new_decoder_architecture": True} | _turned("default", rope_theta=77.0),
         "rope_theta",
     ),
+    "qwen2-moe-tied": (
+        "qwen2_moe",
+        ROUTED | {"shared_expert_intermediate_size": 128, "tie_word_embeddings": True},
+        "tie_word_embeddings",
+    ),
+    "olmo2-tied": ("olmo2", GROUPED | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "olmoe-tied": ("olmoe", ROUTED | {"num_key_value_heads": 4, "tie_word_embeddings": True}, "tie_word_embeddings"),
+    "phi-tied": ("phi", GROUPED | {"num_key_value_heads": 4, "tie_word_embeddings": True}, "tie_word_embeddings"),
+    "stablelm-tied": ("stablelm", GROUPED | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "gpt-oss-tied": ("gpt_oss", ROUTED | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "dots1-tied": ("dots1", ROUTED | {"num_key_value_heads": 4, "tie_word_embeddings": True}, "tie_word_embeddings"),
+    "apertus-tied": ("apertus", GROUPED | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "falcon-h1-tied": ("falcon_h1", H1 | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "lfm2-moe-untied": ("lfm2_moe", ROUTED | LFM2 | {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    "neox-tied": ("gpt_neox", NEOX | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    **{
+        f"{kind}-heads": (kind, GROUPED | {"head_dim": 32} | more, "head_dim: 32")
+        for kind, more in (
+            ("cohere", {"tie_word_embeddings": True}),
+            ("starcoder2", {"use_bias": True}),
+            ("phi3", {}),
+            ("olmo", {}),
+            ("olmo2", {}),
+            ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+            ("granite", {}),
+            ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+            ("lfm2", LFM2),
+        )
+    },
+    "deepseek2-greedy": ("deepseek_v2", MLA | {"topk_method": "greedy", "n_group": 2}, "topk_group"),
+    "deepseek2-shares": ("deepseek_v2", MLA | {"norm_topk_prob": True}, "norm_topk_prob"),
+    "lfm2-bias": ("lfm2", GROUPED | LFM2 | {"conv_bias": True}, "conv_bias"),
+    "lfm2-moe-shares": ("lfm2_moe", ROUTED | LFM2 | {"norm_topk_prob": False}, "norm_topk_prob"),
+    "lfm2-moe-scale": ("lfm2_moe", ROUTED | LFM2 | {"routed_scaling_factor": 1.7}, "routed_scaling_factor"),
+    "lfm2-moe-bias": ("lfm2_moe", ROUTED | LFM2 | {"use_expert_bias": False}, "use_expert_bias"),
+    "qwen3-next-shares": ("qwen3_next", NEXT | {"norm_topk_prob": False}, "norm_topk_prob"),
+    "olmoe-bias": ("olmoe", ROUTED | {"num_key_value_heads": 4, "attention_bias": True}, "attention_bias"),
+    "gpt-oss-bias": ("gpt_oss", ROUTED | {"attention_bias": False}, "attention_bias"),
+    "granitemoe-llama3": ("granitemoe", ROUTED | _turned("llama3", **LLAMA3), "llama3"),
+    "olmoe-llama3": ("olmoe", ROUTED | {"num_key_value_heads": 4} | _turned("llama3", **LLAMA3), "llama3"),
+    "lfm2-llama3": ("lfm2", GROUPED | LFM2 | _turned("llama3", **LLAMA3), "llama3"),
+    "olmo3-tied": ("olmo3", GROUPED | {"sliding_window": 64, "tie_word_embeddings": True}, "tie_word_embeddings"),
+    "qwen3-next-bias": ("qwen3_next", NEXT | {"attention_bias": True}, "attention_bias"),
     "neox-base": ("gpt_neox", NEOX | _turned("default", rope_theta=77.0, partial_rotary_factor=1.0), "rope_theta"),
 }
 # Of the same types, and those whose routers' function transformers 5 leaves out of config.json.

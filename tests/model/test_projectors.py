@@ -48,7 +48,19 @@ SETTINGS: list[tuple[str, dict[str, Any], str | None]] = [
     ("qwen2.5-vl", {"fullatt_block_indexes": [2]}, None),
     ("qwen2.5-vl", {"depth": 6}, "fullatt_block_indexes: [1, 3]"),
     ("qwen2.5-vl", {"depth": 32, "fullatt_block_indexes": None}, None),  # those of the class
+    ("qwen3-vl", {"num_position_embeddings": 63}, "num_position_embeddings: 63"),  # llama.cpp aborts
+    ("qwen3-vl", {"num_position_embeddings": 36}, None),
+    ("qwen3-vl", {"num_position_embeddings": None}, None),  # 48 x 48
 ]
+
+
+def _axes(*sections: int, **more: Any) -> dict[str, Any]:
+    """Of the tiny Qwen3-VL with heads of 32."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [*sections], "mrope_interleaved": True}
+    return {"rope_parameters": rope} | more
+
+
+PUBLISHED = {"head_dim": 128, "max_position_embeddings": 262_144}
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -65,6 +77,13 @@ TEXTS: list[tuple[str, dict[str, Any], str | None]] = [
     ("smolvlm", {"rope_parameters": LLAMA3}, None),
     ("smolvlm", {"attention_bias": True, "mlp_bias": True}, None),
     ("mistral3", {"hidden_act": "silu", "attention_bias": False}, None),
+    ("qwen3-vl", _axes(2, 7, 7), "mrope_section"),
+    ("qwen3-vl", _axes(16, 0, 0), "mrope_section"),
+    ("qwen3-vl", _axes(1, 1, 1), "mrope_section"),
+    ("qwen3-vl", _axes(5, 5, 6), None),
+    ("qwen3-vl", _axes(8, 4, 4), None),  # the frequencies that differ turn by less than a degree in this context
+    ("qwen3-vl", _axes(24, 20, 20, **PUBLISHED), None),  # those of 61 and 62 too
+    ("qwen3-vl", _axes(8, 28, 28, **PUBLISHED), "mrope_section"),
 ]
 
 
@@ -96,6 +115,19 @@ def test_what_llama_cpp_computes_of_the_text_whatever_its_config_says(
     config = read_config(tiny_vision.cached(kind))
     text = config["text_config"] | changes
     told = why_not(text, config)
+    assert told is None if word is None else word in str(told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "word"),
+    [
+        ("smolvlm", {"scale_factor": 1}, "scale_factor: 1"),  # llama.cpp aborts
+        ("idefics3", {"scale_factor": 1}, "scale_factor: 1"),
+        ("smolvlm", {"scale_factor": 4}, None),
+    ],
+)
+def test_what_llama_cpp_computes_between_tower_and_text(kind: str, changes: dict[str, Any], word: str | None) -> None:
+    told = why_no_projector(read_config(tiny_vision.cached(kind)) | changes)
     assert told is None if word is None else word in str(told)
 
 

@@ -23,7 +23,11 @@ def computed_otherwise(name: str, text: Config) -> str | None:
     own, name = _RULES.get(name, ()), _TEXT_OF_VISION.get(name, name)
     reasons = (reason for applies, reason in (*own, *_RULES.get(name, ())) if applies(text))
     return (
-        next(reasons, None) or _other_activation(name, text) or _unread_bias(name, text) or _other_positions(name, text)
+        next(reasons, None)
+        or _other_activation(name, text)
+        or _other_value(name, text)
+        or _other_heads(name, text)
+        or _other_positions(name, text)
     )
 
 
@@ -61,33 +65,85 @@ def _other_activation(name: str, text: Config) -> str | None:
     return f"llama.cpp computes the MLP of this family with {functions[0]}, and {key} says another function"
 
 
-# Families whose layers have no place for a bias.
-_BIASES = {
-    "attention_bias": _causal("Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Qwen3 Qwen3Moe SmolLM3"),
-    "attention_out_bias": _causal("SeedOss"),
-    "mlp_bias": _causal("Arcee SeedOss SmolLM3"),
-}
+_OWN_HEAD = "Apertus Dots1 FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
+_ONE_MATRIX = "Cohere Cohere2 Gemma Gemma2 Lfm2Moe"
+_UNBIASED = "Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe Qwen3Next SmolLM3"
+_NO_BIAS = "llama.cpp has no place for these biases in this family"
+_NEEDED = "llama.cpp needs these biases in this family"
+_NORMS = "llama.cpp's converter cannot write the norms of queries and keys"
+_SCALED = "llama.cpp scales the shares of this family's experts"
+# What llama.cpp computes of whole families whatever config.json says: why, a key with its other value, the families.
+_SAID = (
+    (_NO_BIAS, "attention_bias", True, _UNBIASED),
+    (_NO_BIAS, "attention_out_bias", True, "SeedOss"),
+    (_NO_BIAS, "mlp_bias", True, "Arcee SeedOss SmolLM3"),
+    ("llama.cpp's converter cannot arrange these biases", "bias", True, "Falcon"),
+    ("llama.cpp's converter cannot write these biases", "conv_bias", True, "Lfm2 Lfm2Moe"),
+    (_NEEDED, "attention_bias", False, "GPTNeoX GptOss"),
+    (_NEEDED, "use_bias", False, "Starcoder2"),
+    (_NEEDED, "use_expert_bias", False, "Lfm2Moe"),
+    (_NORMS, "qk_layernorm", True, "Phi StableLm"),
+    (_NORMS, "use_qk_norm", True, "Cohere"),
+    ("llama.cpp needs an output matrix beside the embedding", "tie_word_embeddings", True, _OWN_HEAD),
+    ("llama.cpp has no output matrix but the embedding", "tie_word_embeddings", False, _ONE_MATRIX),
+    ("llama.cpp keeps the shares of experts as they are", "norm_topk_prob", True, "Olmoe Qwen2Moe"),
+    ("llama.cpp scales the shares of experts, and transformers keeps them", "norm_topk_prob", True, "DeepseekV2"),
+    (_SCALED, "norm_topk_prob", False, "Lfm2Moe Qwen3Next"),
+    ("llama.cpp scales the attention of this family", "scale_attn_weights", False, "GPTBigCode"),
+    ("llama.cpp takes one head of keys for every GPTBigCode", "multi_query", False, "GPTBigCode"),
+    ("llama.cpp computes Gemma 3 with causal attention", "use_bidirectional_attention", True, "Gemma3"),
+    ("llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi", "alibi", True, "Falcon"),
+    ("llama.cpp adds what comes before the norm", "apply_residual_connection_post_layernorm", True, "Bloom"),
+)
 
 
-def _unread_bias(name: str, text: Config) -> str | None:
-    key = next((key for key, names in _BIASES.items() if name in names and text.get(key) is True), None)
-    return key and f"llama.cpp has no place for these biases in this family ({key}: true)"
+def _other_value(name: str, text: Config) -> str | None:
+    own = name.removesuffix("ForCausalLM")
+    said = (row for row in _SAID if own in row[-1].split() and text.get(row[1]) is row[2])
+    return next((f"{why} ({key}: {str(value).lower()})" for why, key, value, _ in said), None)
 
 
-# The converter writes no scaling of positions for some families, and no table of factors for others. llama.cpp turns
-# some by the base 10000, whatever config.json says.
+# Families of which llama.cpp, or its converter, takes the width over their number for the width of a head.
+_HEADS_OF_WIDTH = _causal(
+    "Cohere Cohere2 Exaone4 Glm GPTNeoX Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared Jamba Lfm2 Lfm2Moe "
+    "Nemotron Olmo Olmo2 Olmo3 Phi Phi3 Qwen2Moe Starcoder2"
+)
+
+
+def _other_heads(name: str, text: Config) -> str | None:
+    """Of a head that is not the width divided by their number. A config of GLM leaves 128 out."""
+    heads, width = positive(text, ("num_attention_heads",)), positive(text, ("hidden_size",))
+    own = positive(text, ("head_dim",)) or (128 if name == "GlmForCausalLM" else None)
+    if name in _HEADS_OF_WIDTH and heads and width and own and own * heads != width:
+        return f"llama.cpp takes hidden_size / num_attention_heads for the heads of this family (head_dim: {own})"
+    return None
+
+
+# The converter writes no scaling of positions for some families. Some are turned by the base 10000 in any case.
 _UNSCALED = _causal("Cohere Cohere2 Falcon GPTNeoX Gemma Gemma2 Glm StableLm")
 _OF_BASE_10000 = _causal("Falcon GPTNeoX Gemma Gemma2 StableLm")
-_WITHOUT_LLAMA3 = _causal("Granite Olmo Olmo2 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
-# No table of LongRoPE's factors either. llama.cpp computes their YaRN with transformers' defaults (llama-context.cpp).
-_OF_USUAL_YARN = _WITHOUT_LLAMA3 | _causal("Arcee Exaone4 GptOss Llama Mistral Mixtral Olmo3 SeedOss")
+# The families for which it writes a table of factors, all of Llama's class in it and some others.
+_OF_PHI = _causal("MiniCPM MiniCPM3 Phi3 PhiMoE")
+_TABLES = {
+    "longrope": _OF_PHI,
+    "su": _OF_PHI,
+    "llama3": _causal(
+        "Afmoe Apertus Arcee DeciLM Exaone Exaone4 ExaoneMoE ExaoneMoe IQuestCoder LLaMA Llama Llama4 Ministral3 "
+        "Mistral Mixtral Nanbeige Step3p5"
+    ),
+}
+# llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
+_OF_USUAL_YARN = _causal(
+    "Arcee Exaone4 GptOss Granite GraniteMoe GraniteMoeShared Lfm2 Lfm2Moe Llama Mistral Mixtral Olmo Olmo2 Olmo3 "
+    "Olmoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 Starcoder2"
+)
 
 
 def _other_positions(name: str, text: Config) -> str | None:
     for rope in _ropes(text):
         kind, base = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("rope_theta")
-        without = {"llama3": _WITHOUT_LLAMA3, "longrope": _OF_USUAL_YARN, "su": _OF_USUAL_YARN}.get(kind, ())
-        if name in without or (name in _UNSCALED and kind != "default"):
+        tables = name not in _TABLES.get(kind, (name,)) and name.endswith("ForCausalLM")
+        if tables or (name in _UNSCALED and kind != "default"):
             return (
                 "llama.cpp's converter leaves out how this family scales its positions "
                 f"(rope_type: {kind}), so long texts would differ"
@@ -144,12 +200,6 @@ def _has_inner_width(config: Config) -> bool:
     return width is not None and inner not in (None, 4 * width)
 
 
-def _has_other_heads(config: Config) -> bool:
-    """Whether the heads are not the width divided by their number. A config leaves 128 out."""
-    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
-    return heads is not None and width is not None and (positive(config, ("head_dim",)) or 128) * heads != width
-
-
 def _turns_other_layers(config: Config) -> bool:
     turned = config.get("no_rope_layers")
     return isinstance(turned, list) and any(bool(each) != (n % 4 != 0) for n, each in enumerate(turned, start=1))
@@ -166,12 +216,26 @@ def _scales_windows(config: Config) -> bool:
     return isinstance(own, Mapping) and own.get("rope_type", "default") != "default"
 
 
+def _has_other_axes(config: Config) -> bool:
+    """Whether llama.cpp turns a part of a Qwen3-VL's head by another axis of a picture. Each third part is of one axis,
+    as long as that has some left; then transformers takes time, and llama.cpp nothing (ggml_rope_multi). What never
+    turns once is not seen: the published [24, 20, 20] leaves two such parts."""
+    rope = next((own for own in _ropes(config) if own.get("mrope_section")), {})
+    half, sections = (positive(config, ("head_dim",)) or 128) // 2, rope.get("mrope_section")
+    if not isinstance(sections, list) or len(sections) < 3 or not any(isinstance(n, int) and n > 0 for n in sections):
+        return False
+    theta = _number(rope.get("rope_theta") or config.get("rope_theta") or 500_000)
+    slowest = (positive(config, ("max_position_embeddings",)) or 128_000) / (2 * math.pi)
+
+    def axis(part: int) -> int | None:
+        return part % 3 if part < 3 * sections[part % 3] else None
+
+    seen = (part for part in range(half) if theta ** (part / half) < slowest)
+    return any(axis(part % sum(sections)) != (axis(part) or 0) for part in seen)
+
+
 # A condition on config.json, and why a model that meets it cannot be converted.
 _Rule = tuple[Callable[[Config], bool], str]
-
-
-def _refuse(key: str, value: bool, why: str) -> _Rule:
-    return lambda config: config.get(key) is value, f"{why} ({key}: {str(value).lower()})"
 
 
 def _lacks_rotated(key: str) -> _Rule:
@@ -179,20 +243,13 @@ def _lacks_rotated(key: str) -> _Rule:
     return lambda config: key not in config, why
 
 
-_NORMS = _refuse("qk_layernorm", True, "llama.cpp's converter cannot write the norms of queries and keys")
-_TIED = _refuse("tie_word_embeddings", False, "llama.cpp has no output matrix for this family but the embedding")
 _SCALE = (
     _is_scaled_otherwise,
     "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
 )
-# llama.cpp decides for a whole family whether the shares of the chosen experts are scaled to sum to one.
-_SHARES_KEPT = (
-    lambda config: config.get("norm_topk_prob", False) is not False,
-    "llama.cpp keeps the shares of this family's experts as they are, and this one scales them (norm_topk_prob: true)",
-)
-_SHARES_SCALED = (
-    lambda config: config.get("norm_topk_prob", False) is not True,
-    "llama.cpp scales the shares of this family's experts, and this one keeps them (norm_topk_prob: false)",
+_AXES = (
+    _has_other_axes,
+    "llama.cpp turns parts of a head otherwise, where the first of mrope_section is too small for the others",
 )
 _EXPERTS_EVERYWHERE = (
     _has_dense_layers,
@@ -209,25 +266,16 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
     "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
     "FalconForCausalLM": (
-        _refuse("alibi", True, "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi"),
         (
             lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
             "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
         ),
-        _refuse("bias", True, "llama.cpp's converter cannot arrange the biases of a Falcon"),
         (
             lambda config: config.get("ffn_hidden_size") not in (None, 4 * config.get("hidden_size", 4544)),
             "llama.cpp takes the MLP of every Falcon for 4 x hidden_size wide, and ffn_hidden_size is not",
         ),
     ),
     "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
-    "GlmForCausalLM": (
-        (
-            _has_other_heads,
-            "llama.cpp's converter assumes heads of hidden_size / num_attention_heads for GLM, and this model has "
-            "another head_dim",
-        ),
-    ),
     "GPT2LMHeadModel": (
         (
             _has_inner_width,
@@ -240,46 +288,36 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             "llama.cpp scales the attention of every GPT-2 by its heads alone, and this config.json says another scale",
         ),
     ),
-    "GPTBigCodeForCausalLM": (
-        (
-            lambda config: config.get("multi_query") is False,
-            "llama.cpp takes one head of keys for every GPTBigCode, and this one has multi_query: false",
-        ),
-        _refuse(
-            "scale_attn_weights", False, "llama.cpp scales the attention of every GPTBigCode, and this one does not"
-        ),
-    ),
     "MPTForCausalLM": (
         (
             lambda config: isinstance(own := config.get("attn_config"), Mapping) and own.get("alibi") is False,
             "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
         ),
     ),
-    "Qwen2MoeForCausalLM": (_SHARES_KEPT, _EXPERTS_EVERYWHERE),
-    "Qwen3MoeForCausalLM": (_SHARES_SCALED, _EXPERTS_EVERYWHERE),
-    "Qwen3VLMoeForConditionalGeneration": (_EXPERTS_EVERYWHERE,),
-    "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
-    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
-    "PhiForCausalLM": (_NORMS,),
-    "StableLmForCausalLM": (_NORMS,),
-    "BloomForCausalLM": (
-        _refuse(
-            "apply_residual_connection_post_layernorm", True, "llama.cpp adds what comes before the norm in every BLOOM"
+    "Qwen2MoeForCausalLM": (_EXPERTS_EVERYWHERE,),
+    "Qwen3MoeForCausalLM": (
+        (lambda config: config.get("norm_topk_prob", False) is not True, f"{_SCALED} (norm_topk_prob: false)"),
+        _EXPERTS_EVERYWHERE,
+    ),
+    "DeepseekV2ForCausalLM": (
+        (
+            lambda config: (config.get("topk_group") or 0) < (config.get("n_group") or 0),
+            "llama.cpp chooses groups of experts as DeepSeek-V3 does, and this family otherwise (topk_group)",
         ),
     ),
-    "CohereForCausalLM": (
-        _TIED,
-        _refuse("use_qk_norm", True, "llama.cpp's converter cannot write the norms of queries and keys"),
+    "Lfm2MoeForCausalLM": (
+        (
+            lambda config: config.get("routed_scaling_factor", 1.0) != 1,
+            "llama.cpp does not read routed_scaling_factor of this family, and config.json has another value than 1",
+        ),
     ),
-    "Cohere2ForCausalLM": (_TIED,),
-    "GemmaForCausalLM": (_TIED,),
-    "Starcoder2ForCausalLM": (
-        _refuse("use_bias", False, "llama.cpp needs the biases of StarCoder 2, and this one has none"),
-    ),
-    "Gemma2ForCausalLM": (_TIED, _SCALE),
+    "Qwen3VLForConditionalGeneration": (_AXES,),
+    "Qwen3VLMoeForConditionalGeneration": (_AXES, _EXPERTS_EVERYWHERE),
+    "OlmoeForCausalLM": (_AS_MANY_HEADS,),
+    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
+    "Gemma2ForCausalLM": (_SCALE,),
     "Gemma3ForCausalLM": (
         _SCALE,
-        _refuse("use_bidirectional_attention", True, "llama.cpp computes Gemma 3 with causal attention"),
         (
             lambda config: bool(config.get("attn_logit_softcapping")),
             "llama.cpp's converter takes no Gemma 3 whose attention is capped (attn_logit_softcapping)",
@@ -296,9 +334,6 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             "llama.cpp caps the logits of Gemma 3, and transformers does not where it reads pictures "
             "(final_logit_softcapping)",
         ),
-    ),
-    "GPTNeoXForCausalLM": (
-        _refuse("attention_bias", False, "llama.cpp needs the biases of GPT-NeoX's attention, and this one has none"),
     ),
     "SmolLM3ForCausalLM": (
         (

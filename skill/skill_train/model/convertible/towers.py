@@ -7,18 +7,20 @@ qwen3vl,llava}.py and tools/mtmd/clip.cpp.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from skill_train.model.tower import DEFAULTS, Config
+from skill_train.model.tower import DEFAULTS, Config, positive
 
 _QWEN = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe")
+_TILED = ("SmolVLM", "Idefics3")
 _OF_PIXTRAL = ("Llava", "Mistral3")  # the converter makes their projectors for Pixtral's tower alone
 _GELU = "gelu"  # by its tanh approximation, so every form of it but the quick one
 # The functions of the tower's MLP that llama.cpp computes, whatever config.json says. Of Pixtral it reads which of two.
 _ACTIVATIONS = {
     "Qwen2VL": ("quick_gelu",),
     "Qwen2_5_VL": ("silu",),
-    **dict.fromkeys(("Qwen3VL", "Qwen3VLMoe", "Gemma3", "SmolVLM", "Idefics3"), (_GELU,)),
+    **dict.fromkeys(("Qwen3VL", "Qwen3VLMoe", "Gemma3", *_TILED), (_GELU,)),
     **dict.fromkeys(_OF_PIXTRAL, ("silu", _GELU)),
 }
 _THETA = 10_000.0  # of the tower's positions
@@ -44,6 +46,11 @@ def tower_computed_otherwise(architecture: str, config: Config) -> str | None:
         or of_qwen
         or (_other_windows(tower) if name == "Qwen2_5_VL" else None)
         or (_other_projector(name, config) if name in _OF_PIXTRAL else None)
+        or (
+            "llama.cpp joins the patches of this family, and this model keeps them apart (scale_factor: 1)"
+            if config.get("scale_factor") == 1 and name in _TILED
+            else None
+        )
     )
 
 
@@ -73,6 +80,9 @@ def _other_patches(tower: Config) -> str | None:
     for key in ("spatial_merge_size", "temporal_patch_size"):
         if tower.get(key, _MERGED) != _MERGED:
             return f"llama.cpp takes {_MERGED} for this number of every tower of this family ({key}: {tower[key]})"
+    places = positive(tower, ("num_position_embeddings",)) or 1
+    if math.isqrt(places) ** 2 != places:
+        return f"llama.cpp needs a square of positions in the tower (num_position_embeddings: {places})"
     return None
 
 
