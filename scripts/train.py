@@ -3845,7 +3845,7 @@ def _require_agreement(config: Mapping[str, Any], processor: ImageProcessor) -> 
     elif kind == "gemma3":
         compared = [("image_seq_length", processor.count, [config.get("mm_tokens_per_image")])]
     elif kind in LINED and isinstance(patch, int):
-        merged = config.get("spatial_merge_size", 1 if kind == "llava" else None)
+        merged = 1 if kind == "llava" else config.get("spatial_merge_size")
         compared = [("patch_size with spatial_merge_size", processor.square, [merged and patch * merged])]
     elif kind in TILED and isinstance(patch, int) and isinstance(scale, int) and min(patch, scale) > 0:
         sides = (_object(processor.max_image_size).get("longest_edge"), processor.tower_side)

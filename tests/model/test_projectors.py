@@ -14,6 +14,7 @@ import picture_pairs
 import tiny_vision
 from picture_runs import write_rows
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.pictures.compare import Pair
 from skill_train.llama.run_converter import without_code
 from skill_train.model.convertible.from_config import why_no_projector, why_not
 from skill_train.model.folder import read_config, read_model
@@ -124,11 +125,25 @@ def test_what_llama_cpp_computes_of_the_text_whatever_its_config_says(
         ("smolvlm", {"scale_factor": 1}, "scale_factor: 1"),  # llama.cpp aborts
         ("idefics3", {"scale_factor": 1}, "scale_factor: 1"),
         ("smolvlm", {"scale_factor": 4}, None),
+        ("pixtral", {"spatial_merge_size": 2}, None),  # which a Llava does not read
     ],
 )
 def test_what_llama_cpp_computes_between_tower_and_text(kind: str, changes: dict[str, Any], word: str | None) -> None:
     told = why_no_projector(read_config(tiny_vision.cached(kind)) | changes)
     assert told is None if word is None else word in str(told)
+
+
+@pytest.mark.slow
+def test_a_llava_does_not_read_the_merging_of_mistral_3(tmp_path: Path) -> None:
+    """The converter does, and llama.cpp aborted for want of a layer that merges."""
+    folder = Path(shutil.copytree(tiny_vision.cached("pixtral"), tmp_path / "model"))
+    (folder / "config.json").write_text(json.dumps(read_config(folder) | {"spatial_merge_size": 2}))
+    pair = Pair(picture_pairs.pair("pixtral").text, picture_pairs.projector(folder, tmp_path / "mmproj-f16.gguf"))
+    image: ImageModel = {"model": str(folder), "revision": None, "preprocess": "engine"}
+    found = check_pairs([pair], image, [picture_pairs.question(picture_pairs.picture(300, 200))])
+    verdicts = {one.name: one.verdict for one in found if isinstance(one, Check)}
+    assert verdicts.pop("loads_projector") == "warn"  # of the ends of its lines
+    assert set(verdicts.values()) == {"pass"}, verdicts
 
 
 @pytest.mark.parametrize("change", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {}])

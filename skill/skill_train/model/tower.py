@@ -133,11 +133,11 @@ def with_image_processor(facts: ModelFacts, config: Config, files: Config) -> Mo
 
 
 def _patches_per_token(config: Config, vision: Config, patch: int | None) -> int | None:
+    if config.get("model_type") == "llava":
+        return 1
     side = positive(vision, ("spatial_merge_size",)) or positive(config, ("spatial_merge_size", "scale_factor"))
     if side:
         return side**2
-    if config.get("model_type") == "llava":
-        return 1
     tokens, pixels = positive(config, ("mm_tokens_per_image",)), positive(vision, ("image_size",))
     if tokens and pixels and patch:
         return (pixels // patch) ** 2 // tokens

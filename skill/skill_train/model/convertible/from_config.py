@@ -151,6 +151,8 @@ def as_published(config: Config) -> JsonObject:
     changes: JsonObject = {}
     if isinstance(names, list):
         changes["architectures"] = [RENAMED.get(name, name) for name in names]
+    if config.get("model_type") == "llava" and "spatial_merge_size" in config:  # which is a key of Mistral 3
+        changes["spatial_merge_size"] = 1
     if config.get("model_type") == "granitemoehybrid" and isinstance(layers, list):
         changes["layer_types"] = [LAYERS.get(kind, kind) for kind in layers]
     return changes

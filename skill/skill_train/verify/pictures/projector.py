@@ -114,9 +114,7 @@ def _stated(config: JsonObject, processor: ImageProcessor, tower: JsonObject) ->
         "image_size": None if qwen else vision.get("image_size"),
         "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
         "preproc_image_size": processor.size["longest_edge"] if _TYPES.get(kind) == "idefics3" else None,
-        "spatial_merge_size": (vision if kind == "qwen3_vl" else config if kind in LINED else {}).get(
-            "spatial_merge_size"
-        ),
+        "spatial_merge_size": {"qwen3_vl": vision, "mistral3": config}.get(kind, {}).get("spatial_merge_size"),
         "n_wa_pattern": vision["fullatt_block_indexes"][0] + 1 if vision.get("fullatt_block_indexes") else None,
     }
     yield from ((f"clip.vision.{key}", value) for key, value in lengths.items() if value is not None)
