@@ -164,7 +164,7 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
     times = SCANNED.get(model.model_type, 1.0)
-    scanned, told = (times - 1) * layer, f", up to {times:g} times that for states that are scanned" * (times > 1)
+    scanned, scans = (times - 1) * layer, f", up to {times:g} times that for states that are scanned" * (times > 1)
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
     if not step.checkpointing:

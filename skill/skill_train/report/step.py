@@ -147,14 +147,14 @@ def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
     files."""
     if reported.proof is None:
         return {}
-    read, outputs = reported.proof.inputs, reported.exported() | reported.projectors()
-    adapter = read.adapter if isinstance(read.adapter, Mapping) else {}
-    files = {run.gguf / name: digest for name, digest in read.ggufs.items()}
+    inputs, outputs = reported.proof.inputs, reported.exported() | reported.projectors()
+    adapter = inputs.adapter if isinstance(inputs.adapter, Mapping) else {}
+    files = {run.gguf / name: digest for name, digest in inputs.ggufs.items()}
     files |= {run.adapter / name: digest for name, digest in adapter.items()}
     replaced = [file.name for file, digest in files.items() if file.is_file() and not is_file_of(file, digest)]
-    gone = [name for name in made if not (run.gguf / name).is_file()]
-    known = {*read.ggufs, *made, *(one[0] for one in read.unread if one)}
-    strange = [file.name for file in run.exported if file.name not in known]
+    gone = [name for name in outputs if not (run.gguf / name).is_file()]
+    named = {*inputs.ggufs, *outputs, *(one[0] for one in inputs.unread if one)}
+    strange = [file.name for file in run.exported if file.name not in named]
     return {"replaced": tuple(replaced), "gone": tuple(gone), "strange": tuple(strange)}
 
 

@@ -72,8 +72,8 @@ _NO_BIAS = "llama.cpp has no place for these biases in this family"
 _NEEDED = "llama.cpp needs these biases in this family"
 _NORMS = "llama.cpp's converter cannot write the norms of queries and keys"
 _SCALED = "llama.cpp scales the shares of this family's experts"
-# What llama.cpp computes of whole families whatever config.json says: why, a key with its other value, the families.
-_SAID = (
+# Values of config.json that llama.cpp ignores in whole families: why, the key, the value, the families.
+_VALUES = (
     (_NO_BIAS, "attention_bias", True, _UNBIASED),
     (_NO_BIAS, "attention_out_bias", True, "SeedOss"),
     (_NO_BIAS, "mlp_bias", True, "Arcee SeedOss SmolLM3"),
@@ -99,8 +99,8 @@ _SAID = (
 
 def _other_value(name: str, text: Config) -> str | None:
     own = name.removesuffix("ForCausalLM")
-    said = (row for row in _SAID if own in row[-1].split() and text.get(row[1]) is row[2])
-    return next((f"{why} ({key}: {str(value).lower()})" for why, key, value, _ in said), None)
+    rows = (row for row in _VALUES if own in row[-1].split() and text.get(row[1]) is row[2])
+    return next((f"{why} ({key}: {str(value).lower()})" for why, key, value, _ in rows), None)
 
 
 # Families of which llama.cpp, or its converter, takes the width over their number for the width of a head.
