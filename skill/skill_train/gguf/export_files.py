@@ -63,5 +63,5 @@ def parameters_in(modelfile: Path) -> dict[str, Any]:
 
 
 def with_model(text: str, name: str) -> str:
-    """The text of a Modelfile with this name in its first FROM, or in one of its own."""
+    """The text of a Modelfile with this name in its first FROM. Adds a FROM if there is none."""
     return _FROM.sub(lambda _: f"FROM {name}", text, count=1) if _FROM.search(text) else f"FROM {name}\n{text}"

@@ -79,8 +79,8 @@ def edits(text: str, written: str) -> list[str]:
 
 
 def _commands(text: str) -> list[str]:
-    """The lines without remarks, with their instructions in upper case, as they may be in lower case; a system message,
-    which may have headings that look like remarks, is one line."""
+    """The lines without comments, with their instructions in upper case. A system message becomes one line, because its
+    lines may begin with `#`."""
     folded = re.sub(r'(?ms)^SYSTEM """.*?"""$', lambda found: "\\n".join(found[0].splitlines()), text)
     lines = [line for line in folded.splitlines() if line.strip() and line[0] != "#"]
     return [re.sub(r"^\w+", lambda word: word[0].upper(), line) for line in lines]

@@ -23,10 +23,10 @@ JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process i
 # New objects between two runs of the garbage collector, as in core/memory.py: a vocabulary is many objects, all in use.
 _NEW_OBJECTS = 200_000
 _QWEN_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-_QWEN_TOWER_EPSILON = 1e-6  # of its norms, in the code of transformers
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # llama.cpp, llama_token_type
-_ADDED_SCORE = -1000.0  # as the converter scores added tokens
-_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
+_QWEN_TOWER_EPSILON = 1e-6  # the epsilon of the vision tower's norms, in the code of transformers
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # llama_token_type of llama.cpp
+_ADDED_SCORE = -1000.0  # the converter's own score of added tokens
+_GLM_THETA = 10000.0  # llama.cpp's converter multiplies it by `rope_ratio`
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
@@ -150,8 +150,8 @@ def _score_by_merges() -> None:
 
 
 def _read_added_tokens() -> None:
-    """Lets the tokens that tokenizer.json adds to a tokenizer.model into the vocabulary. transformers 5 writes no other
-    list of them, and the converter would write padding in their place."""
+    """Adds the tokens that tokenizer.json adds to a tokenizer.model. transformers 5 lists them in no other file, and
+    the converter would write padding instead of them."""
     model = importlib.import_module("conversion.base").TextModel
     created = model._create_vocab_sentencepiece
 

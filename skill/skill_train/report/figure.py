@@ -104,7 +104,7 @@ class ReportedRun:
     replaced: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()  # files in gguf/ that neither the proof nor an export names
-    base_may_know: bool = False  # the base was merged by runs that may have trained on held-out rows
+    base_may_know: bool = False  # the base was made by runs that may have trained on held-out rows
 
     def __getitem__(self, name: str) -> Record:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}

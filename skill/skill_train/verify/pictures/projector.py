@@ -54,7 +54,7 @@ _SWITCHES = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_s
 
 
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
-    """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
+    """Checks that the file states what config.json and preprocessor_config.json say, and that it fits `text`."""
     config = read_config(folder)
     processor, tower = read_processor(config, processor_files(folder)), _tower(config)
     expected = dict(_stated(config, processor, tower))
