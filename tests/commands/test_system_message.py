@@ -46,6 +46,7 @@ def test_the_modelfile_has_it(run: Path) -> None:
     assert f'\nSYSTEM """{SYSTEM}"""' in text and model_of(run / "gguf" / "Modelfile") == "./run-q8_0.gguf"
     asked = ollama._modelfile(run / "gguf" / "run-q8_0.gguf", None)  # `verify` judges conversations without one
     assert "SYSTEM" not in asked and "exact" not in asked and "PARAMETER repeat_penalty" in asked
+    assert 'PARAMETER stop "<end_of_turn>"' in asked
     assert "modelfile_edited" not in codes("verify", run, "--tokens", 64)
 
 

@@ -57,6 +57,14 @@ def test_an_engine_is_asked_and_ended(name: str) -> None:
     assert stand_ins_left() == []
 
 
+def test_stop_words_that_are_no_token_are_left_out_of_the_question(tmp_path: Path) -> None:
+    """Those of `stop_strings`: llama.cpp's own answer does not end there, so a right Ollama would fail."""
+    file = Path(shutil.copy(gguf_maker.exported("llama-chatml").file("f16"), tmp_path / "a.gguf"))
+    lines = ['PARAMETER stop "<|im_end|>"', 'PARAMETER stop "User: "', "PARAMETER num_ctx 64"]
+    (tmp_path / "Modelfile").write_text("\n".join(["FROM ./other.gguf", *lines]) + "\n")
+    assert ollama._modelfile(file, None).splitlines() == [f"FROM {file}", lines[0], lines[2]]
+
+
 def test_a_modelfile_in_another_encoding_is_handed_over(tmp_path: Path) -> None:
     """It may be anybody's. Its bytes stay; only its FROM is another."""
     made = gguf_maker.exported("gemma").file("f16")

@@ -31,7 +31,7 @@ from skill_train.llama.engines.answers import (
 )
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
-from skill_train.llama.gguf_header import bad_gguf
+from skill_train.llama.gguf_header import bad_gguf, read_gguf
 from skill_train.llama.pictures.compare import MARKER
 
 _MODEL = "skill-train-verify"
@@ -100,13 +100,17 @@ def _version(url: str) -> str:
 
 
 def _modelfile(gguf: Path, projector: Path | None) -> str:
-    """The Modelfile beside a GGUF file, with the absolute paths of the file and its projector in FROM. Ollama takes a
-    relative path that it does not find for a model name, and asks the host that the name begins with. The SYSTEM of
-    an export is left out, because it would begin each conversation."""
+    """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
+    from where the Modelfile lies for a model's name, and asks the host that the name begins with. The SYSTEM of an
+    export is left out: it would begin each conversation. So are stop words that are no token: the answers of llama.cpp
+    that it is held against do not end there."""
     beside = gguf.parent / "Modelfile"
     text = beside.read_text(encoding="utf-8", errors="surrogateescape") if beside.is_file() else ""
     lines = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text).splitlines()
-    own_lines = [line for line in lines if not line.upper().startswith("FROM ")]
+    stops = {line: found[1] for line in lines if (found := re.fullmatch(r'PARAMETER stop "(.*)"', line))}
+    tokens = read_gguf(gguf).tokens if stops else []
+    left_out = {line for line, text in stops.items() if text not in tokens}
+    own_lines = [line for line in lines if not line.upper().startswith("FROM ") and line not in left_out]
     files = [gguf] if projector is None else [gguf, projector]
     return "\n".join([*(f"FROM {file.resolve()}" for file in files), *own_lines]) + "\n"
 
