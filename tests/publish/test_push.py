@@ -143,7 +143,7 @@ def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: 
     assert "skill-train/verify.json" not in hub.repositories["model", "me/tickets"].at("main")
     proof = json.loads((run / "verify.json").read_text())
     proof["inputs"]["ggufs"]["first-lora-f16.gguf"] = _digest(run / "gguf" / "first-lora-f16.gguf")
-    _write(run / "verify.json", proof)
+    _write(run / "verify.json", whole_records.whole_proof(**proof))
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"], answer["warnings"]) == (0, "pass", [])
     there = hub.repositories["model", "me/tickets"].at("main")
