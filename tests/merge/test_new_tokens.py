@@ -193,6 +193,17 @@ def test_a_vocabulary_that_was_extended_itself(tmp_path: Path) -> None:
     assert converted(merged, tmp_path).fields["tokenizer.ggml.tokens"].contents()[first] == "qz"
 
 
+def test_an_added_token_that_the_vocabulary_lists_too(tmp_path: Path) -> None:
+    """The converter finds it in the list of added tokens, beside the base's tokenizer.model."""
+    base, file = tiny.cached("gemma"), tmp_path / "adapter" / "tokenizer.json"
+    with_own_pieces(base, tmp_path / "adapter", {NEW[0]: 640}, rows=641)
+    document = json.loads(file.read_text())
+    document["added_tokens"].append({**document["added_tokens"][-1], "id": 640, "content": NEW[0]})
+    file.write_text(json.dumps(document))
+    merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
+    assert converted(tmp_path / "merged", tmp_path).fields["tokenizer.ggml.tokens"].contents()[640] == NEW[0]
+
+
 def test_a_vocabulary_in_another_order(tmp_path: Path) -> None:
     """Its embedding was trained whole for it. Of the base's tokenizer no text would lead to its rows."""
     base = tiny.cached("gemma")

@@ -65,7 +65,8 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
         UsageError: a token has no row, or a new one has the id of a token of the base.
     """
     new = new_tokens(base, adapter)
-    last = max((int(number) for _, number in _vocabulary(base)), default=0) if fewer and not new else 0
+    tokens = {*_vocabulary(base), *_added_tokens(base)} if fewer and not new else set()
+    last = max((int(number) for _, number in tokens if number.isdigit()), default=0)
     if rows is not None and last >= rows:
         raise bad_adapter(
             "the adapter's embedding has fewer rows than the base's tokenizer has tokens",
@@ -96,7 +97,8 @@ def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
     copied = [name for name in TOKENIZER if (adapter / name).is_file()]
     for name in copied:
         shutil.copyfile(adapter / name, part / name)
-    own = bool(_vocabulary(base)) and not _vocabulary(adapter) <= _vocabulary(base)  # not added tokens alone
+    vocabulary = _vocabulary(base)
+    own = vocabulary and _vocabulary(adapter) - vocabulary - {*_added_tokens(adapter)}  # not added tokens alone
     for name in {*(TOKENIZER if own else _STATED_AGAIN)} - {*copied, _CONFIG}:
         (part / name).unlink(missing_ok=True)  # the base's, which lacks the new tokens
     if _CONFIG in copied and (base / _CONFIG).is_file():
