@@ -172,16 +172,30 @@ def test_a_target_of_a_known_family_is_refused_by_plan_as_by_training(name: str)
     read = models.read_model(folder)
     if read.model_type not in TARGETS:
         return
-    for target in [*_linear(folder), "lm_head", "experts", "q_porj", "all_linear"]:
+    for target in [*_linear(folder), "lm_head", "experts", "gate", "router", "q_porj", "all_linear"]:
         recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "target_modules": [target]})
         if target in _linear(folder) - LEFT_OUT.get(name, set()):
-            found = planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
-            assert msgspec.structs.replace(found, linear_sizes={}) == read
+            planned = planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
+            assert msgspec.structs.replace(planned, linear_sizes={}) == read
         elif target not in _linear(folder):
             with pytest.raises(UsageError) as caught:
                 planning._with_layers(recipe, read, lambda: models.tensor_shapes(folder))
             assert (caught.value.code, caught.value.got) == ("no_such_target", target)
             assert all(layer in caught.value.expected for layer in _found(folder))
+
+
+@pytest.mark.parametrize("targets", [["gate_proj", "up_proj", "down_proj"], ["q_proj", "gate_proj"]])
+def test_an_mlp_beside_experts_is_counted_as_it_is(targets: list[str]) -> None:
+    """Of a Qwen2-MoE the shared expert has these layers. The width of a token's experts was counted."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_families.folder("qwen2moe")
+    recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "target_modules": targets})
+    planned = planning._with_layers(recipe, models.read_model(folder), lambda: models.tensor_shapes(folder))
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(r=8, target_modules=targets))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert adapter_parameters(planned, targets, 8) == trained
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(ALL))

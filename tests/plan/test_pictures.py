@@ -195,6 +195,15 @@ def test_pictures_longer_than_a_row_and_limits_that_a_family_lacks_are_told(tmp_
     assert (code, answer["error"]["code"]) == (2, "bad_recipe") and "no meaning" in answer["error"]["message"]
 
 
+def test_the_projector_of_a_gemma_3_cannot_have_an_adapter() -> None:
+    """It is one matrix and no layer, so the training refuses it, after the model is loaded."""
+    with pytest.raises(UsageError) as caught:
+        _said_of(Recipe(model="m", data="me/d", lora_parts=["language", "projector"], images=True))
+    assert (caught.value.code, caught.value.got) == ("no_such_target", "projector")
+    assert "modules_to_save: [multi_modal_projector]" in caught.value.hint
+    assert _said_of(Recipe(model="m", data="me/d", lora_parts=["tower"], images=True))[0]["images"]
+
+
 def test_an_adapter_on_the_tower_is_not_counted_as_one_on_the_language_model() -> None:
     """Its layers have other widths, so the number is unknown."""
     model, columns = recorded_model("qwen2.5-vl-7b"), {"prompt": "prompt", "completion": "completion"}

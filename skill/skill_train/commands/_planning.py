@@ -183,8 +183,8 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
         targets = None
     elif listed:
         require_targets(targets or [], read, found)
-        unusual = [name for name in targets or () if model.experts or "." in name]
-        return replace(model, linear_sizes=linear_sizes(read, unusual))
+        placed = [name for name in targets or () if "." in name or model.experts]
+        return replace(model, linear_sizes=linear_sizes(read, placed))
     sizes = linear_sizes(read, targets or found)
     found = [] if targets else found
     return replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)

@@ -76,7 +76,7 @@ def require_targets(targets: Iterable[str], shapes: Mapping[str, Sequence[int]],
     """
     matrices = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2)
     inside = (name for name in matrices if not (_OTHER_PARTS.search(name) or OF_EXPERTS.search(name)))
-    names = {name.rpartition(".")[2] for name in inside} - {"lm_head", "embed_out"}
+    names = {name.rpartition(".")[2] for name in inside} - {"lm_head", "embed_out", "gate"}  # a router is no layer
     for target in targets if names else ():
         if target.rpartition(".")[2] not in names:
             raise UsageError(

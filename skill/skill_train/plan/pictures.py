@@ -55,6 +55,14 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
         parts = ["language"]
         why = "the usual one: the tower sees well already, and few pictures teach it little"
         reasons.append(Reason("lora_parts", ", ".join(parts), why, "references/vision.md"))
+    if "projector" in (parts or ()) and model.model_type == "gemma3" and recipe.finetuning_type == "lora":
+        raise UsageError(  # its one matrix is a parameter of its own
+            "the projector of this model has no linear layer for an adapter",
+            code="no_such_target",
+            expected="language, tower",
+            got="projector",
+            hint="remove projector from lora_parts, or train it whole: modules_to_save: [multi_modal_projector]",
+        )
     preprocess = preprocess_of(recipe, model.model_type)
     reasons.append(Reason("preprocess", preprocess.value, preprocess.because, "references/vision.md"))
     reasons.append(_tokens(recipe, model, dataset))
