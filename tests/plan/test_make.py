@@ -600,6 +600,15 @@ def test_an_adapter_on_layers_of_unknown_width_is_not_counted() -> None:
     assert listed == 24 * 16 * (896 + 896 + 896 + 4864)
 
 
+def test_each_unknown_figure_has_its_reason() -> None:
+    """A speed was said to lack the bandwidth of a machine whose bandwidth is known."""
+    shapeless = msgspec.structs.replace(MODEL, parameters=None, layers=None, hidden_size=None, vocab_size=None)
+    estimates = _plan(machine=A100, model=shapeless)["estimates"]
+    names = ("memory_bytes", "merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes")
+    figures = [*map(estimates.get, names), *(file["tokens_per_second"] for file in estimates["files"])]
+    assert {(figure["low"], figure["basis"]) for figure in figures} == {(None, "the model's shape is unknown")}
+
+
 def test_full_fine_tuning_has_nothing_to_merge() -> None:
     estimates = _plan(machine=A100, finetuning_type="full")["estimates"]
     assert (estimates["merge_bytes"]["low"], estimates["merge_bytes"]["basis"]) == (None, "nothing to merge")

@@ -13,6 +13,7 @@ from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.places import QUANTS, Candidate, by_price
 from skill_train.run.plan_record import Estimate, EstimatePart, Estimates, FileEstimate, Offer, Prices
 
+UNSHAPED = "the model's shape is unknown"
 OFFERS = 5  # flavors that a plan lists in addition to the chosen one
 
 
@@ -32,17 +33,17 @@ def estimates(
     counted = counted and not (step.full or step.tower_trains or step.projector_trains)
     adapter = adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora) if counted else 0
     return Estimates(
-        memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),
+        memory_bytes=_range(chosen.fit.memory, UNSHAPED),
         memory_parts=_parts(chosen.fit.parts),
         usable_bytes=chosen.fit.usable_bytes,
         seconds=_range(chosen.seconds, chosen.unknown.get("seconds", "unknown")),
         seconds_parts=_parts(chosen.time),
         cost_usd=_dollars(chosen),
         adapter_parameters=adapter or None,
-        merge_bytes=_range(*((None, "nothing to merge") if step.full else (merge_bytes(model, plain), "unknown"))),
-        convert_bytes=_range(convert_bytes(model), "unknown"),
-        verify_bytes=_range(verify_bytes(model, plain), "unknown"),
-        disk_bytes=_range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
+        merge_bytes=_range(*((None, "nothing to merge") if step.full else (merge_bytes(model, plain), UNSHAPED))),
+        convert_bytes=_range(convert_bytes(model), UNSHAPED),
+        verify_bytes=_range(verify_bytes(model, plain), UNSHAPED),
+        disk_bytes=_range(disk_bytes(model, QUANTS, trained_bytes(model, step)), UNSHAPED),
         files=[_file(model, here, quant, context, step.images) for quant in ("f16", *QUANTS)],
         flavors=_offers(cloud),
         prices=_prices(cloud),
@@ -54,8 +55,8 @@ def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int, pictu
     return FileEstimate(
         quant=quant,
         bytes=_range(file.bytes, "the parameters are unknown"),
-        memory_bytes=_range(file.memory, "the model's shape is unknown"),
-        tokens_per_second=_range(file.speed, "its memory bandwidth is unknown", digits=1),
+        memory_bytes=_range(file.memory, UNSHAPED),
+        tokens_per_second=_range(file.speed, "its memory bandwidth is unknown" if file.memory else UNSHAPED, digits=1),
     )
 
 
