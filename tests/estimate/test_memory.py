@@ -443,6 +443,23 @@ def test_layers_that_scan_states_may_keep_more(
     assert plain.high < peak and plain.low == part.low  # as it was estimated before
 
 
+@pytest.mark.parametrize(("kind", "kept"), [("mamba", 479.5e6), ("mamba2", 389.8e6)])
+def test_layers_of_mamba_keep_the_states_of_each_token(kind: str, kept: float) -> None:
+    """Bytes of saved tensors, counted with hooks: four layers of 256, and 2 x 512 tokens (transformers 5.23)."""
+    sizes: Any = {
+        "model_type": kind,
+        "layers": 4,
+        "hidden_size": 256,
+        "heads": None,
+        "kv_heads": None,
+        "head_dim": None,
+    }
+    sizes["intermediate_size"] = 512 if kind == "mamba" else None
+    step = MicroStep("cpu", "float32", 2, 512, checkpointing=False, target_modules=("in_proj",), lora_r=8)
+    part = _parts(msgspec.structs.replace(LLAMA, **sizes), step)["activations"]
+    assert part.low < kept < part.high
+
+
 def _parts(model: ModelFacts, step: MicroStep) -> dict[str, estimate.Part]:
     parts = training_memory(model, step)
     assert parts is not None

@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 import tiny_families
-from skill_train.estimate.memory import layer_bytes_per_token
+from skill_train.estimate.memory import layer_bytes_per_token, training_memory
 from skill_train.estimate.modules import saved_parameters
 from skill_train.estimate.step import MicroStep
 from skill_train.model.folder import read_model
@@ -67,13 +67,23 @@ def test_a_saved_module_holds_all_of_its_experts(family: str, name: str) -> None
     assert saved_parameters(read_model(folder), name) == pytest.approx(made, rel=0.02)
 
 
-def _kept_bytes(folder: Any, step: MicroStep) -> int:
+@pytest.mark.parametrize("family", ["falconmamba", "mamba"])
+def test_layers_of_mamba_keep_no_more_than_the_estimate(family: str) -> None:
+    """Plain torch functions scan their states, and keep those of every token."""
+    facts = read_model(tiny_families.folder(family))
+    step = MicroStep("cpu", "float32", 1, LENGTH, checkpointing=False, lora_r=8, target_modules=("in_proj",))
+    parts = {part.name: part for part in training_memory(facts, step) or []}
+    kept = _kept_bytes(tiny_families.folder(family), step, "eager")
+    assert parts["activations"].low < kept < parts["activations"].high
+
+
+def _kept_bytes(folder: Any, step: MicroStep, attention: str = "sdpa") -> int:
     """Bytes of all tensors that the layers keep, each storage once, without the weights and their copies."""
     import torch
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if step.pure_bf16 else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").train()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).train()
     inner = model.base_model if step.full else _with_adapter(model, step)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     shapes = {tuple(weight.shape) for weight in model.parameters() if weight.ndim == 2}
@@ -101,4 +111,4 @@ def _with_adapter(base: Any, step: MicroStep) -> Any:
     lora = LoraConfig(r=step.lora_r, lora_dropout=step.lora_dropout, target_modules=list(step.target_modules))
     model = get_peft_model(base, lora).train()
     model.enable_input_require_grads()  # as in any layer but the first
-    return model.get_base_model().model
+    return model.get_base_model().base_model

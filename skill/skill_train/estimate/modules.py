@@ -31,7 +31,7 @@ CAPPED_SCORES = ("gemma2", "vaultgemma")  # their tanh keeps its result too
 # keeps every state of every token: 14 times, and with checkpointing, where one layer is at work, as from 18 times.
 SCANNED = {
     **dict.fromkeys(("mamba", "falcon_mamba"), 18.0),
-    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2"), 6.0),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "zamba2"), 6.0),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 6.0),
 }
 _GATED = 3  # the gate's result, the activation of it, and the factor that it is multiplied with
