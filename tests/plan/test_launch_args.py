@@ -60,12 +60,6 @@ def test_fsdp_for_lora() -> None:
     assert flags["--fsdp_offload_params"] == "false"
 
 
-def test_fsdp_for_qlora_is_version_1() -> None:
-    flags = _flags(launch(_placement("fsdp", 2, device="cuda"), RTX_4090, four_bit=True))
-    assert (flags["--fsdp_version"], flags["--fsdp_sharding_strategy"]) == ("1", "FULL_SHARD")
-    assert flags["--fsdp_use_orig_params"] == "false" and flags["--fsdp_sync_module_states"] == "true"
-
-
 def test_offload_is_said_with_its_reason() -> None:
     made = launch(_placement("fsdp", 2, device="cuda", offload=True), A100)
     assert _flags(made)["--fsdp_offload_params"] == "true"

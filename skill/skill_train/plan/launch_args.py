@@ -14,13 +14,12 @@ SHUTDOWN_SECONDS = 600  # time after Ctrl-C for a step and a checkpoint; torchru
 _GUIDE = "the user's guide, NCCL tuning for PCIe"
 
 
-def launch(placement: Placement, machine: MachineFacts, *, four_bit: bool = False) -> Launch:
+def launch(placement: Placement, machine: MachineFacts) -> Launch:
     """`arguments` (of `accelerate launch`, before the program), `environment`, and `reasons` for both.
 
     Args:
         placement: the placement of the plan; `strategy`, `num_processes`, `device`, `threads` and `offload` are read.
         machine: the machine that it will run on: this one, or the description of a flavor.
-        four_bit: the base is quantized while it is loaded (QLoRA).
 
     Raises:
         DecisionNeeded: there are more processes than devices, or FSDP is used without CUDA.
@@ -30,7 +29,7 @@ def launch(placement: Placement, machine: MachineFacts, *, four_bit: bool = Fals
     _check_devices(placement, machine)
     reasons: list[Reason] = []
     arguments = _common(placement, machine, reasons)
-    arguments += _fsdp(placement, four_bit, reasons) if placement.strategy == "fsdp" else ["--multi_gpu"]
+    arguments += _fsdp(placement, reasons) if placement.strategy == "fsdp" else ["--multi_gpu"]
     return Launch(arguments, _environment(placement, machine, reasons), reasons)
 
 
@@ -80,33 +79,26 @@ def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) 
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
-def _fsdp(placement: Placement, four_bit: bool, reasons: list[Reason]) -> list[str]:
+def _fsdp(placement: Placement, reasons: list[Reason]) -> list[str]:
     """The arguments that divide parameters among the GPUs by whole transformer layers, as PEFT and transformers
     document it for LoRA.
 
-    Sources: transformers docs, "FSDP2" (v5.13, read 2026-11-21); PEFT examples/sft/configs/fsdp_config.yaml and
-    fsdp_config_qlora.yaml. The layer class is not named: PEFT reads it from the model (`_no_split_modules`).
+    Sources: transformers docs, "FSDP2" (v5.13, read 2026-11-21); PEFT examples/sft/configs/fsdp_config.yaml. The
+    layer class is not named: PEFT reads it from the model (`_no_split_modules`).
     """
     values = {
-        "fsdp_version": 1 if four_bit else 2,
+        "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_cpu_ram_efficient_loading": "true",
         "fsdp_sync_module_states": "true",
         "fsdp_offload_params": str(placement.offload).lower(),
         "fsdp_activation_checkpointing": "false",
+        "fsdp_reshard_after_forward": "true",
     }
-    if four_bit:
-        values |= {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_use_orig_params": "false"}
-        values |= {"fsdp_backward_prefetch": "BACKWARD_PRE"}
-        version = "accelerate 1.15 shares out 4-bit weights with FSDP 1 alone (huggingface/accelerate#3874)"
-    else:
-        values |= {"fsdp_reshard_after_forward": "true"}
-        version = (
-            "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
-        )
+    version = "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
     reasons += [
-        Reason("fsdp_version", str(values["fsdp_version"]), version, "transformers docs, FSDP2"),
+        Reason("fsdp_version", "2", version, "transformers docs, FSDP2"),
         Reason("fsdp_state_dict_type", "FULL_STATE_DICT", "one whole adapter instead of a part a GPU", _GUIDE),
         Reason("fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"),
     ]

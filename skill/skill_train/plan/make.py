@@ -82,7 +82,7 @@ def make_plan(
     reasons = [*fired, *reasons, *_placed(resolved, model, place, choices)]
     backend = "local" if place.flavor is None else "hf_jobs"
     placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
-    started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
+    started = launch(placed, place.machine)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     offers = [] if recipe.sensitive else cloud
     return Plan(

@@ -113,7 +113,7 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
         strategy="fsdp" if placed.strategy == "fsdp" else "ddp",
     )
     on_a_node = replace(placed, num_processes=flavor.gpus)
-    started = launch_args.launch(on_a_node, machine_of(flavor), four_bit=plan.recipe.load_in_4bit)
+    started = launch_args.launch(on_a_node, machine_of(flavor))
     environment = {name: value for name, value in started.environment.items() if name not in _ONE_MACHINE}
     arguments = [*started.arguments, "--num_processes", str(processes), "--num_machines", str(nodes)]
     return replace(plan, placement=placed, launch=replace(started, arguments=arguments, environment=environment))
