@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import termios
@@ -103,7 +104,11 @@ def test_it_follows_a_run_to_its_end(run: RunDir, screens: list[Screen]) -> None
         run.metrics.write_bytes(cloud_runs.metrics(7))
         assert screen.shows("7 of 10")
         run.metrics.write_bytes(cloud_runs.metrics(10))
-        records.write(run.record("train"), step_records.trained({}))
+        run.adapter.mkdir()
+        ended = RunDir(Path(shutil.copytree(run.path, run.path.with_name("ended"))))
+        records.write(ended.record("train"), step_records.trained({}))
+        planning.write_recipe_hash(ended.path)
+        ended.record("train").rename(run.record("train"))  # it may be looked at in any moment
     assert screen.ends() == 0
     last = screen.text.rpartition("stage")[2]
     assert "COMPLETED" in last and "10 of 10" in last and "next: skill-train export-gguf" in last
