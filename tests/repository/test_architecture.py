@@ -326,7 +326,7 @@ def test_the_package_keeps_the_rule(rule) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "source"),
     [
-        (vague_names, "program.chat.row_notes", ""),
+        (vague_names, "program.told", ""),
         (vague_names, "merge.step", "class Subject: ..."),
         (vague_names, "merge.step", "def _look(): ..."),
         (vague_names, "merge.step", "def f(kept): ..."),
