@@ -10,7 +10,7 @@ import pytest
 from skill_train.cloud import poll
 from skill_train.cloud.poll import Patience, patiently, pauses
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
-from skill_train.hub.errors import OfflineByChoice
+from skill_train.hub.errors import OfflineMode
 
 TROUBLE = Temporary("no answer", code="hub_unreachable", got="nothing", hint="again")
 
@@ -37,7 +37,7 @@ def test_the_last_pause_ends_with_the_patience(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "trouble",
     [
-        OfflineByChoice("HF_HUB_OFFLINE is set", code="hub_unreachable", got="", hint="unset it"),
+        OfflineMode("HF_HUB_OFFLINE is set", code="hub_unreachable", got="", hint="unset it"),
         UsageError("no such job", code="unknown_job", hint="check the id"),
     ],
 )

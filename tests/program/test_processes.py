@@ -248,14 +248,12 @@ def test_accelerate_understands_the_arguments() -> None:
         launch(replace(plain, strategy="ddp"), gpus),
         launch(plain, gpus),
         launch(replace(plain, offload=True), gpus),
-        launch(plain, gpus, four_bit=True),
     ]
-    ddp, sharded, offloaded, four_bit = (_parsed(one.arguments) for one in made)
+    ddp, sharded, offloaded = (_parsed(one.arguments) for one in made)
     assert ddp == {"processes": "2", "program": ["train.py", "plan.json"]}
     assert sharded["state"] == "FULL_STATE_DICT" and sharded["wrap"] == "transformer_auto_wrap_policy"
     assert (sharded["FSDP_VERSION"], sharded["ram"], sharded["reshard"]) == ("2", True, True)
     assert (sharded["offload"], offloaded["offload"]) == ("OffloadPolicy", "CPUOffloadPolicy")
-    assert (four_bit["FSDP_VERSION"], four_bit["FSDP_SHARDING_STRATEGY"]) == ("1", "FULL_SHARD")
 
 
 # --- How ---
