@@ -81,7 +81,7 @@ def _local_state(run: RunDir) -> tuple[Result, bool]:
 
 
 def _state_of(run: RunDir) -> State:
-    locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
+    locked = lock.is_locked(run)  # before the records are read: a process that ends in between has written them
     plan, done = plan_record.read(run.plan), run.record("train").is_file() and run.tuned.is_dir()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = progress.speed(text.splitlines())

@@ -59,11 +59,11 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer, sent after the last piece of its text."""
 
     text: str
-    prompt_ids: list[int]  # of the whole prompt; without those of pictures
-    prompt_tokens: int  # of the prompt, with those of pictures
+    prompt_ids: list[int]  # the text tokens of the prompt; pictures have no token ids
+    prompt_tokens: int  # the length of the prompt, with the tokens of its pictures
     tokens: int
     stopped: bool  # it ended with a token or a text that ends answers
-    seconds: float  # with the reading of the prompt
+    seconds: float  # reading the prompt and writing the answer
 
 
 def most_tokens(most: int, prompt: int, room: int, *, is_all: bool) -> int:

@@ -37,10 +37,10 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
-_MISSING = "Found missing adapter keys"  # how PEFT (0.21) warns
+_MISSING = "Found missing adapter keys"  # the begin of a warning of PEFT 0.21
 _LATER = "Unexpected keyword arguments"
-_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how messages of PEFT 0.21 begin
-# PEFT loads these under another name: of a module that trained whole, and the rows of a tied head.
+_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how error messages of PEFT 0.21 begin
+# Tensors that PEFT loads under another name: modules that were trained whole, and the rows of a tied head.
 _SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module|token_adapter)\.[\w.]+$")
 _EXPERT = re.compile(r"\.experts\.\d+\.")  # an expert's name in transformers 4
 # By the parameter of transformers 5 that holds all experts: the names that transformers 4 had for an expert's parts.

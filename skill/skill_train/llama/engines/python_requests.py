@@ -45,8 +45,8 @@ def own_requests(sampling: Sampling) -> None:
         "seed": (int | None, Field(None, ge=-(1 << 63), lt=1 << 63)),
         "stream": unless_null(bool, False),
         "stop": (Annotated[str | list[str] | None, AfterValidator(stops), whole], Field(None, validate_default=True)),
-        "n": (int | None, Field(1, ge=1, le=1)),  # it gives one answer, however many are asked for
-        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server holds back one end token of several, or none
+        "n": (int | None, Field(1, ge=1, le=1)),  # the server gives one answer, however many are requested
+        "min_tokens": (int, Field(0, ge=0, le=0)),  # the server blocks at most one of several end tokens
         "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
         **{name: (no_use, Field(None, exclude=True)) for name in _NOT_DONE},
     }
