@@ -196,7 +196,9 @@ def test_a_recipe_that_was_edited_after_training_is_refused(commands: Commands, 
         plan.write_text(kept)
 
 
-@pytest.mark.parametrize("spoiled", ["plan.json", "adapter/adapter_model.safetensors", "adapter"])
+@pytest.mark.parametrize(
+    "spoiled", ["plan.json", "adapter/adapter_model.safetensors", "adapter/adapter_config.json", "adapter"]
+)
 def test_status_names_no_step_that_refuses_what_was_trained(
     commands: Commands, trained: Path, tmp_path: Path, spoiled: str
 ) -> None:
@@ -205,6 +207,8 @@ def test_status_names_no_step_that_refuses_what_was_trained(
         shutil.rmtree(run / spoiled)
     elif spoiled == "plan.json":
         (run / spoiled).write_text((run / spoiled).read_text().replace('"lora_r": 16', '"lora_r": 4'))
+    elif spoiled.endswith(".json"):  # of the same size
+        (run / spoiled).write_bytes((run / spoiled).read_bytes()[:-1] + b" ")
     else:
         (run / spoiled).write_bytes(b"another")
     refused = _call(commands, tmp_path, "merge run").answer["error"]
