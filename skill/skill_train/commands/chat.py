@@ -135,7 +135,7 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
 
 
 def _cut(reply: CheckedAnswer) -> str:
-    """What is said behind an answer that the model did not end."""
+    """The note after an answer that the model did not end; empty after others."""
     return "" if reply.answer.stopped else "\n(cut by --max-tokens, or by the context)"
 
 

@@ -37,9 +37,9 @@ _WHAT = {
     "embedding_b": "LoRA on an embedding, which llama.cpp cannot apply",
     "token_rows": "trained token rows",
 }
-# Of latent attention, as in DeepSeek: llama.cpp's graph (0.3.36) multiplies by these matrices themselves.
+# Matrices of latent attention, as in DeepSeek, which llama.cpp (0.3.36) multiplies by without their adapters.
 _LEFT_OUT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
-_LARGEST = 65504.0  # that an f16 holds
+_LARGEST = 65504.0  # the largest number of an f16
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def export_lora(request: AdapterExportRequest, *, progress: Bar, warn: Warn) -> 
 
 
 def _pairs(file: Path, adapter: Adapter) -> list[str]:
-    """The names of the file's tensors. Of some families the converter writes the base's own weights instead."""
+    """The names of the tensors in the file. Refuses anything but pairs of A and B: for some families the converter
+    writes the weights of the base instead."""
     names = list(read_gguf(file).tensors)
     if len(names) < 2 * len(adapter.modules) or not all(name.endswith((".lora_a", ".lora_b")) for name in names):
         raise _refused([f"llama.cpp's converter wrote something else: {len(names)} tensors, such as {names[:1]}"])

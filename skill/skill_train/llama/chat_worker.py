@@ -61,8 +61,8 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     prompt_ids: list[int]  # the text tokens of the prompt; pictures have no token ids
     prompt_tokens: int  # the length of the prompt, with the tokens of its pictures
-    tokens: int
-    stopped: bool  # it ended with a token or a text that ends answers
+    tokens: int  # the length of the answer, with the token that ends it
+    stopped: bool  # the answer ended with an end-of-generation token, or a stop text
     seconds: float  # reading the prompt and writing the answer
 
 

@@ -100,10 +100,10 @@ def _version(url: str) -> str:
 
 
 def _modelfile(gguf: Path, projector: Path | None) -> str:
-    """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
-    from where the Modelfile lies for a model's name, and asks the host that the name begins with. The SYSTEM of an
-    export is left out: it would begin each conversation. So are stop words that are no token: the answers of llama.cpp
-    that it is held against do not end there."""
+    """The Modelfile beside a GGUF file, with the absolute paths of the file and its projector in FROM. Ollama takes a
+    relative path that it does not find for a model name, and asks the host that the name begins with. Leaves out the
+    SYSTEM of an export, which would begin each conversation, and stop words that are not tokens, because the reference
+    answers of llama.cpp do not end there."""
     beside = gguf.parent / "Modelfile"
     text = beside.read_text(encoding="utf-8", errors="surrogateescape") if beside.is_file() else ""
     lines = re.sub(r'(?ms)^SYSTEM """.*?"""$', "", text).splitlines()

@@ -28,8 +28,8 @@ def own_requests(sampling: Sampling) -> None:
         return Annotated[kind, Field(**bounds), default_for_null], default
 
     def stops(texts: str | list[str] | None) -> list[str]:
-        """Texts that end an answer, those of the model too. An empty one, which some clients send for none, would end
-        each at once."""
+        """The stop texts of the request and of the model, without empty ones. Some clients send an empty text for none;
+        it would end each answer at once."""
         return [text for text in [*([texts] if isinstance(texts, str) else texts or []), *sampling.stops] if text]
 
     names = AliasChoices("max_tokens", "max_completion_tokens")
