@@ -67,6 +67,7 @@ H1 = GROUPED | {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mam
 NEXT = ROUTED | {"shared_expert_intermediate_size": 64, "head_dim": 32, "linear_num_key_heads": 2}
 NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 NEXT |= {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = GROUPED | {key: NEXT[key] for key in NEXT if key.startswith(("linear_", "layer_types", "head_dim"))}
 # Name: type, fields, and what `plan` says of it.
 STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "opt": ("opt", SHAPE | {"ffn_dim": 128, "word_embed_proj_dim": 64}, "OPTForCausalLM"),
@@ -201,6 +202,18 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "lfm2-moe-scale": ("lfm2_moe", ROUTED | LFM2 | {"routed_scaling_factor": 1.7}, "routed_scaling_factor"),
     "lfm2-moe-bias": ("lfm2_moe", ROUTED | LFM2 | {"use_expert_bias": False}, "use_expert_bias"),
     "qwen3-next-shares": ("qwen3_next", NEXT | {"norm_topk_prob": False}, "norm_topk_prob"),
+    "qwen3-next-relu": ("qwen3_next", NEXT | {"hidden_act": "relu"}, "hidden_act"),
+    "qwen3-next-widths": ("qwen3_next", NEXT | {"linear_value_head_dim": 32}, "linear_value_head_dim"),
+    "qwen3.5-bias": ("qwen3_5_text", DELTA | {"attention_bias": True}, "attention_bias"),
+    "qwen3.5-relu": ("qwen3_5_text", DELTA | {"hidden_act": "relu"}, "hidden_act"),
+    "qwen3.5-widths": ("qwen3_5_text", DELTA | {"linear_value_head_dim": 32}, "linear_value_head_dim"),
+    "qwen3.5-yarn-fast": (
+        "qwen3_5_text",
+        DELTA | {"head_dim": 64} | _turned("yarn", **YARN, beta_fast=2.0, partial_rotary_factor=0.5),
+        "beta_fast",
+    ),
+    "qwen3.5-moe-bias": ("qwen3_5_moe_text", NEXT | {"attention_bias": True}, "attention_bias"),
+    "qwen3.5-moe-relu": ("qwen3_5_moe_text", NEXT | {"hidden_act": "relu"}, "hidden_act"),
     "olmoe-bias": ("olmoe", ROUTED | {"num_key_value_heads": 4, "attention_bias": True}, "attention_bias"),
     "gpt-oss-bias": ("gpt_oss", ROUTED | {"attention_bias": False}, "attention_bias"),
     "granitemoe-llama3": ("granitemoe", ROUTED | _turned("llama3", **LLAMA3), "llama3"),
@@ -286,8 +299,12 @@ def built(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
     import transformers
 
     folder.mkdir()
-    spm = kind.startswith("gemma")
-    ids = tiny_vocab.write_gemma(folder) if spm else gpt2_words(folder)
+    if kind.startswith("gemma"):
+        ids = tiny_vocab.write_gemma(folder)
+    elif kind.startswith("qwen3_5"):  # transformers takes no GPT-2 words for its experts
+        ids = tiny_vocab.write_qwen(folder, tiny.vocab_folder(), thinking=True)
+    else:
+        ids = gpt2_words(folder)
     if kind == "glm":
         ids["vocab_size"] = tiny_families.add_glm(folder)
     tokens = {"vocab_size": ids["vocab_size"], "bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
@@ -378,7 +395,10 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
     assert facts.convertible is False
     assert word in str(facts.not_convertible)
     try:
-        file = gguf_maker.export(model, tmp_path / "gguf", outtype="f32")
+        options = (
+            ("--no-mtp",) if kind.startswith(("qwen3_5", "qwen3_next")) else ()
+        )  # transformers reads no such layers
+        file = gguf_maker.export(model, tmp_path / "gguf", outtype="f32", options=options)
     except AssertionError:
         return
     try:

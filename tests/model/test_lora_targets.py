@@ -34,7 +34,8 @@ _MLP = {"gate_proj", "up_proj", "down_proj"}  # PEFT takes them for the experts,
 LEFT_OUT = {
     **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "erniemoe", "dots1"), _MLP),
     "qwen2moe": _MLP | {"shared_expert_gate"},
-    "qwen3next": _MLP | {"shared_expert_gate", "out_proj"},
+    **dict.fromkeys(("qwen3next", "qwen35moe"), _MLP | {"shared_expert_gate", "out_proj"}),
+    "qwen35": {"out_proj"},  # like a state-space mixer
     "llama4": {"router"},
     "lfm2moe": {"w1", "w2", "w3"},
     # State-space mixers. transformers' fused kernels read these weights without calling the layer.
@@ -45,7 +46,7 @@ LEFT_OUT = {
     **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid")},
 }
 MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
-MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "dots1", "minimaxm2"}
+MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "qwen35moe", "dots1", "minimaxm2"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 

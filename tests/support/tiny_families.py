@@ -55,6 +55,27 @@ _MLA = {
     "num_key_value_heads": 4,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
+_DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+_QWEN35_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [2, 1, 1],
+    "mrope_interleaved": True,
+}
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -253,21 +274,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "seedoss": ("SeedOss", "gpt2", {"head_dim": 16}),
     "hunyuan": ("HunYuanDenseV1", "gpt2", {"head_dim": 16}),
     "apertus": ("Apertus", "gpt2", {"rope_parameters": _LLAMA3, "head_dim": 16}),
-    "qwen3next": (
-        "Qwen3Next",
-        "gpt2",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-            "head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
+    "qwen3next": ("Qwen3Next", "gpt2", _SHARED_EXPERT | _DELTA),
+    "qwen35": ("Qwen3_5Text", "qwen", _DELTA | {"rope_parameters": _QWEN35_ROPE, "tie_word_embeddings": True}),
+    "qwen35moe": (
+        "Qwen3_5MoeText",
+        "qwen",
+        _SHARED_EXPERT | _DELTA | {"linear_num_value_heads": 8, "rope_parameters": _QWEN35_ROPE},
     ),
     "jamba": (
         "Jamba",
@@ -420,7 +432,7 @@ def _convert(name: str, kind: str, part: Path) -> None:
         return
     view = Path(shutil.copytree(folder(name), part / "model", copy_function=os.link))
     _publish(view / "config.json", PUBLISHED.get(name, {}))
-    options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
+    options = ("--no-mtp",) if name in ("qwen35", "qwen35moe", "qwen3next") else ()  # transformers reads no such layers
     gguf_maker.export(view, part / "gguf", outtype=kind, options=options).rename(file)
     for rest in (part / "gguf", view):
         shutil.rmtree(rest)
@@ -461,6 +473,8 @@ def _tokenizer(vocabulary: str, part: Path) -> dict[str, Any]:
         return tiny_vocab.write_gemma(part)
     if vocabulary == "spm":
         return tiny_vocab.write_llama_spm(part, tiny.vocab_folder(), template=tiny_templates.LLAMA_2)
+    if vocabulary == "qwen":
+        return tiny_vocab.write_qwen(part, tiny.vocab_folder(), thinking=True)
     ids = tiny_vocab.write_gpt2(part, tiny.vocab_folder())
     return ids if vocabulary == "gpt2" else ids | {"vocab_size": add_glm(part)}
 

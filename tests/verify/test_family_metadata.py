@@ -33,7 +33,8 @@ WITHOUT_EFFECT = {
     "bloom": {"context_length"},  # ALiBi
     "mpt": {"context_length"},
     "exaone4": {"attention.sliding_window"},  # of no layer
-    "qwen3next": {"full_attention_interval"},  # attention.recurrent_layers says which they are
+    # attention.recurrent_layers says which they are
+    **{family: {"full_attention_interval"} for family in ("qwen35", "qwen35moe", "qwen3next")},
 }
 
 

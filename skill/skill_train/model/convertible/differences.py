@@ -42,6 +42,7 @@ _TEXT_OF_VISION = {"VLlama3ForCausalLM": "LlamaForCausalLM"} | {
     for vision, text in (
         *(("Qwen2VL", "Qwen2"), ("Qwen2_5_VL", "Qwen2"), ("Qwen3VL", "Qwen3"), ("Qwen3VLMoe", "Qwen3")),
         *(("Gemma3", "Gemma3"), ("Llava", "Mistral"), ("Mistral3", "Ministral3")),
+        *(("Qwen3_5", "Qwen3_5"), ("Qwen3_5Moe", "Qwen3_5Moe")),
     )
 }
 # The function of the MLP that llama.cpp computes, whatever config.json says (`build_ffn` in its src/models).
@@ -49,7 +50,7 @@ _ACTIVATIONS = {
     ("silu", "swish"): _causal(
         "Cohere Cohere2 DeepseekV2 DeepseekV3 Dots1 Ernie4_5 Ernie4_5_Moe Exaone4 ExaoneMoe FalconH1 Glm Glm4 Glm4Moe "
         "Granite Jamba Llama MiniCPM3 Ministral3 Mistral Mixtral Olmo Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 "
-        "Qwen3Moe SeedOss SmolLM3 StableLm"
+        "Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SeedOss SmolLM3 StableLm"
     ),
     ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Phi Starcoder2") | {"GPT2LMHeadModel"},
     ("relu2",): _causal("Arcee Nemotron"),
@@ -67,7 +68,8 @@ def _other_activation(name: str, text: Config) -> str | None:
 
 _OWN_HEAD = "Apertus Dots1 FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
 _ONE_MATRIX = "Cohere Cohere2 Gemma Gemma2 Lfm2Moe"
-_UNBIASED = "Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe Qwen3Next SmolLM3"
+_DELTA_NET = "Qwen3Next Qwen3_5 Qwen3_5Moe"
+_UNBIASED = f"Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe SmolLM3 {_DELTA_NET}"
 _NO_BIAS = "llama.cpp has no place for these biases in this family"
 _NEEDED = "llama.cpp needs these biases in this family"
 _NORMS = "llama.cpp's converter cannot write the norms of queries and keys"
@@ -135,7 +137,7 @@ _TABLES = {
 # llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
 _OF_USUAL_YARN = _causal(
     "Arcee Exaone4 GptOss Granite GraniteMoe GraniteMoeShared Lfm2 Lfm2Moe Llama Mistral Mixtral Olmo Olmo2 Olmo3 "
-    "Olmoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 Starcoder2"
+    f"Olmoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 Starcoder2 {_DELTA_NET}"
 )
 
 
@@ -259,10 +261,16 @@ _AS_MANY_HEADS = (
     lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
     "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
 )
+_ONE_WIDTH = (  # both are 128 if unsaid
+    lambda config: config.get("linear_key_head_dim", 128) != config.get("linear_value_head_dim", 128),
+    "llama.cpp needs heads of one width in the linear attention of this family (linear_key_head_dim, "
+    "linear_value_head_dim)",
+)
 
 
 # By architecture.
 _RULES: dict[str, tuple[_Rule, ...]] = {
+    **dict.fromkeys(_causal(_DELTA_NET), (_ONE_WIDTH,)),
     "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
     "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
     "FalconForCausalLM": (

@@ -31,6 +31,8 @@ _ALWAYS_SIGMOID = {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe"}  # th
 _FIXED_EPSILON = {"olmo": 1e-5}  # the model's code has no field for it
 _LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
 _IN_WEIGHTS = {"falcon-h1"}  # architectures whose files have the factors of their layers in the weights
+# What Qwen3_5TextRotaryEmbedding takes if config.json has no sections.
+_SECTIONS = dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), (11, 11, 10))
 _TENTH = {"deepseek2"}  # architectures whose files have a tenth of mscale_all_dim
 
 
@@ -115,7 +117,7 @@ def _key_length_mla(config: Stated, _: GgufFile) -> Any:
 
 
 def _sections(config: Stated, _: GgufFile) -> Any:
-    sections = config.rope.get("mrope_section")
+    sections = config.rope.get("mrope_section") or _SECTIONS.get(config.model_type)
     return [*sections, 0, 0][:4] if sections else None
 
 

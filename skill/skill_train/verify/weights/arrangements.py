@@ -18,7 +18,8 @@ _PERMUTED = frozenset((
     "arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
 ))  # fmt: skip
 # A norm multiplies by 1 + weight in transformers, and by the tensor in llama.cpp.
-_ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen3next"))
+_ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"))
+_TILED = frozenset(("qwen35", "qwen35moe"))  # value heads of linear attention change places
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps")
 
 
@@ -46,6 +47,8 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
         return _query_key_value(arch, config, heads)
     if arch == "falcon-h1" and name.endswith(".weight"):
         return _multiplied(config, name)
+    if arch in _TILED and ".linear_attn." in name:
+        return partial(_tiled, config=config, layer=name.split(".linear_attn.")[1].split(".")[0])
     return minus_exp if name.endswith(".A_log") else as_in_model
 
 
@@ -141,6 +144,20 @@ def _qkvz(weight: Any, config: Any) -> tuple[Any, int, int]:
     heads, keys = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // heads * config.linear_value_head_dim
     return weight.reshape(heads, 2 * keys + 2 * values, *weight.shape[1:]), keys, values
+
+
+def _tiled(weight: Any, config: Any, layer: str) -> Any:
+    """A weight of Qwen3.5's linear attention. transformers has all value heads of the first key head first, llama.cpp
+    the first value head of each key head first."""
+    if layer == "norm":
+        return weight
+    if layer == "out_proj":
+        return turned(_tiled(turned(weight), config, "in_proj_z"))
+    heads = config.linear_num_key_heads
+    first = 2 * heads * config.linear_key_head_dim if layer in ("in_proj_qkv", "conv1d") else 0
+    values = weight[first:].reshape(heads, config.linear_num_value_heads // heads, -1, *weight.shape[1:])
+    tiled = _together(weight[:first], values.transpose(0, 1), weight.shape[1:])
+    return minus_exp(tiled) if layer == "A_log" else tiled
 
 
 def _gate_and_up(arch: str) -> tuple[Arrange, Arrange]:
