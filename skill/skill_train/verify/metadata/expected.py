@@ -229,6 +229,12 @@ def _interval(config: Stated, gguf: GgufFile) -> Any:
     return full[0] if full else config("full_attention_interval")
 
 
+def _recurrent(config: Stated, gguf: GgufFile) -> Any:
+    """A switch for each layer. The layers that predict further tokens follow, and config.json does not list them."""
+    layers = [kind == "linear_attention" for kind in config.layer_kinds]
+    return layers + [False] * (gguf.count("nextn_predict_layers") or 0) if layers else None
+
+
 def attention_scale(config: Stated, _: GgufFile) -> Any:
     scalar = config("query_pre_attn_scalar")
     return config("attention_multiplier") or (scalar**-0.5 if scalar else None)
@@ -353,10 +359,10 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "expert_feed_forward_length": ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": _shared_width,
     "full_attention_interval": _interval,
-    "attention.recurrent_layers": lambda config, _: [kind == "linear_attention" for kind in config.layer_kinds] or None,
+    "attention.recurrent_layers": _recurrent,
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
-    "nextn_predict_layers": ("num_nextn_predict_layers",),
+    "nextn_predict_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
     "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "d_conv"),
     "ssm.state_size": ("mamba_d_state", "ssm_state_size", "state_size", "linear_key_head_dim", "d_state"),
     "ssm.group_count": ("mamba_n_groups", "n_groups", "linear_num_key_heads"),
