@@ -22,7 +22,7 @@ from skill_train.reference.low_memory import is_plain, merged_weights
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import first_few
-from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_more
+from skill_train.verify.weights.arrangements import as_in_model, one_more
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rows import ENOUGH_OF_CHANGE, ChangeSums, Rows, errors, wrong_length
 from skill_train.verify.weights.tensors import row_chunks, weights_of
@@ -237,7 +237,7 @@ class _TensorComparison:
         self.place, self.tuned, self.tensor = place, tuned, gguf.tensors[place.tensor]
         self.shape = count, self.tensor.shape[0]
         self.read = weights_of(gguf, self.tensor)
-        self.computed = place.arrange in (one_more, minus_exp)
+        self.computed = place.arrange is one_more or place.source.endswith(".A_log")
         self.worst, self.fault, self.sums = 0.0, "", ChangeSums()
 
     def add(self, start: int, rows: Rows) -> None:
