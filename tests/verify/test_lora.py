@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import gguf_edit
 import tiny
+import tiny_families
 import tiny_vocab
 import training
 from converting import converted
@@ -99,6 +100,27 @@ def test_a_correct_file_passes(kind: str, tmp_path: Path) -> None:
 def test_a_rank_stabilised_adapter_and_one_on_few_modules_pass(tmp_path: Path) -> None:
     base, adapter, file = export("gemma", tmp_path, use_rslora=True, targets=["q_proj", "down_proj"])
     assert proof(file, base, adapter).verdict == "pass"
+
+
+def test_an_adapter_of_the_text_of_a_vision_model_is_compared(tmp_path: Path) -> None:
+    """As of Qwen3.5, whose text transformers loads alone and by shorter names than the checkpoint has."""
+    model = Path(shutil.copytree(tiny_families.folder("qwen35"), tmp_path / "model"))
+    text = json.loads((model / "config.json").read_text())
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
+    (model / "config.json").write_text(json.dumps({**whole, "tie_word_embeddings": True, "vision_config": {}}))
+    weights = load_file(model / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    save_file(named, model / "model.safetensors", metadata={"format": "pt"})
+    base, adapter, file = export(
+        model, tmp_path, targets=["in_proj_qkv", "in_proj_z", "in_proj_b", "q_proj", "up_proj"]
+    )
+    assert verdicts(proof(file, base, adapter))["weights"] == "pass"
+
+    def exchange(data: dict[str, Any]) -> None:
+        rows = data["blk.0.attn_qkv.weight.lora_b"]
+        rows[[70, 90]] = rows[[90, 70]]
+
+    assert verdicts(proof(rewrite(file, file.with_name("wrong.gguf"), exchange), base, adapter))["weights"] == "fail"
 
 
 @pytest.fixture(scope="module", params=["gemma", pytest.param("llama-spm", marks=pytest.mark.torture)])

@@ -7,6 +7,7 @@ query and key. The base's own GGUF file and checkpoint show the order, and B mus
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ _ROUNDING = {"F32": 1e-6, "F16": 2**-11, "BF16": 2**-8}
 _SMALLEST_F16 = 2.0**-25  # below 6e-5 an f16 is off by up to this, whatever its size
 _SCALE = 1e-5  # of the scale: alpha is a float32 in the file
 _KEY = 64  # columns that tell rows apart
+_OF_TEXT = re.compile(r"\b(?:language_model|text_model)\.")  # in names of a vision model, whose text alone was trained
 
 
 @dataclass
@@ -52,7 +54,8 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         base: the file of the model that it is loaded beside.
         reference: that model's folder.
     """
-    tuned, stored = read_adapter(adapter), stored_tensors(reference)
+    tuned = read_adapter(adapter)
+    stored = {_OF_TEXT.sub("", name): tensor for name, tensor in stored_tensors(reference).items()}
     comparison = _ModuleComparison(lora, base, tuned)
     names = name_map(base.architecture, base.of_architecture("block_count"))
     for module, parts in sorted(tuned.modules.items()):
@@ -60,10 +63,10 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         mapped = names.get_name(name, try_suffixes=(".weight",)) if names is not None else None
         if set(parts) != {"a", "b"}:
             comparison.faults.append(f"{module} is more than A and B, which such a file cannot hold")
-        elif mapped not in base.tensors or name not in stored:
+        elif mapped not in base.tensors or (weight := stored.get(_OF_TEXT.sub("", name))) is None:
             comparison.unknown.append(f"the tensor of {module} in a GGUF file is unknown")
         else:
-            _compare(comparison, module, base.tensors[mapped], stored[name])
+            _compare(comparison, module, base.tensors[mapped], weight)
     comparison.faults += [
         f"{name} is stored whole in the adapter, and not in the file" for name in sorted(tuned.replaced)
     ]
