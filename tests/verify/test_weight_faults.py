@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -160,6 +161,17 @@ def test_what_differs_in_an_architecture_that_nobody_tried_is_not_judged(tmp_pat
     check, not_checked = differs
     assert isinstance(check, Check) and check.verdict == "warn" and "blk.1.attn_norm.weight" in check.detail
     assert isinstance(not_checked, NotChecked) and "blk.1.attn_norm.weight" in not_checked.reason
+
+
+def test_an_architecture_that_an_older_gguf_does_not_know_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gguf 0.17, the lowest allowed version, has no names for LFM2, Qwen3-VL and others. The output of this model is
+    its embedding, so a correct file has no output.weight."""
+    good = read_gguf(tiny_families.gguf("lfm2"))
+    assert "output.weight" not in good.tensors
+    monkeypatch.delitem(gguf.constants.MODEL_ARCH_NAMES, gguf.MODEL_ARCH.LFM2)
+    check, not_checked = check_weights([good], tiny_families.folder("lfm2"), None)[good.path.name]
+    assert isinstance(check, Check) and check.verdict == "warn", check.detail
+    assert isinstance(not_checked, NotChecked) and "gguf has no names for lfm2" in not_checked.reason
 
 
 @pytest.mark.parametrize("family", ["mixtral", "stablelm"])

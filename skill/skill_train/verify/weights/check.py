@@ -208,6 +208,8 @@ class _FileComparison:
         unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
         unknown = [name for name in unknown if name not in faults] + self.unplaced
         why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
+        if not self.places.placed:
+            why = f"the installed package gguf has no names for {arch} models; a newer one may have them"
         if arch not in TRIED:  # a difference may be an arrangement
             unknown, faults = [*faults, *unknown], {}
         elif not self.unplaced:

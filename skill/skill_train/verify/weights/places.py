@@ -92,7 +92,7 @@ def places(arch: str, config: Any, shapes: Mapping[str, tuple[int, ...]], widths
     for source, shape in sorted(shapes.items(), key=_numbers_in_order):
         if _ELSEWHERE.search(source):
             continue
-        targets = list(_targets(arch, config, source, names, widths))
+        targets = list(_targets(arch, config, source, names, widths)) if names else []
         if not targets:
             result.unplaced.append(source)
         for tensor, arrange in targets:
@@ -125,7 +125,7 @@ def _mapped(name: str, names: Any) -> str | None:
     if name in ("lm_head.weight", "embed_out.weight"):  # the map has no output layer where llama.cpp ties it
         return OUTPUT
     for candidate in (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts.")):
-        tensor: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias")) if names else None
+        tensor: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias"))
         if tensor is not None:
             return tensor
     return None
