@@ -81,7 +81,8 @@ STAYS: dict[str, tuple[Any, str]] = {
 
 
 def test_every_key_is_here() -> None:
-    assert {key for key, *_ in MOVES} | set(STAYS) == set(FIELDS)
+    named = {key for key, *_ in MOVES} | set(STAYS)
+    assert named == set(FIELDS), "a field that changes the memory belongs into MOVES, another one into STAYS"
     assert not {key for key, *_ in MOVES} & set(STAYS)
     assert all(reason for _, reason in STAYS.values())
 

@@ -53,7 +53,7 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("config", ODD, ids=lambda config: str(config["model_type"]))
 def test_arithmetic_counts_what_transformers_builds(config: dict[str, Any]) -> None:
     facts = model_config.read(config, source="x")
-    assert facts.parameters == _built(config)
+    assert facts.parameters == _built(config), facts.unknown
 
 
 @pytest.mark.parametrize("name", NAMES)
