@@ -202,7 +202,7 @@ def _odd_path(error: Exception) -> SkillTrainError | None:
         got, hint = words.removeprefix("Symlink loop from "), "remove the link, or give another path"
     elif isinstance(error, RuntimeError) and words == "Could not determine home directory.":
         wrong, expected = "there is no home: HOME is not set, and the system does not know this user", "a home"
-        got, hint = "neither", "export HOME=/tmp   (or another folder that you may write to)"
+        got, hint = "neither", "set it to a folder that you may write to: export HOME=/tmp"
     else:
         return None
     return UsageError(wrong, code="system_error", expected=expected, got=got, hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -148,6 +149,14 @@ def test_every_value_in_a_hint_is_one_word(path: Path) -> None:
 def test_the_rule_sees_a_value_without_quotes(source: str) -> None:
     assert len(unquoted(source)) == 1
     assert unquoted('f(hint=f"read {shlex.quote(str(path))}", next=[f"skill-train verify {quoted(path)}"])') == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: _name(path))
+def test_no_remark_in_brackets_follows_a_command(path: Path) -> None:
+    """A shell that gets `skill-train demo   (tells …)` runs nothing, and reports a syntax error."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert [text for text in texts if text.startswith("   (") or re.search(r"^\w[^\n]*   \(", text)] == []
 
 
 NAME = 'it\'s "a" run; $HOME `x`'

@@ -46,7 +46,7 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
         except SkillTrainError as problem:
             error = problem
             if str(folder) in error.hint:  # the folder is about to be removed
-                error.hint = "skill-train demo   (the same chain, in a folder that stays)"
+                error.hint = "run the same chain in a folder that stays: skill-train demo"
     figures: SelfTest = {
         "verdict": "fail" if error else "pass",
         "seconds": round(time.monotonic() - started, 1),

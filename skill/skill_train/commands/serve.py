@@ -66,7 +66,7 @@ def serve(options: ServeOptions, console: Console) -> Result:
             }
             settings = ", ".join(f"{name} {value:g}" for name, value in shown(job.sampling).items())
             console.status(f"{job.name}: {settings} ({source})")
-            console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
+            console.line(f"{job.name} at {server.url} on the {server.device.upper()}; Ctrl-C ends it", now=True)
             with suppress(KeyboardInterrupt):
                 server.wait()
     return Result(answer, human=lambda rich: rich.print("ended"), quiet=server.url)

@@ -130,7 +130,7 @@ def ended_without_result(module: str, code: int, log: str, file: str) -> Decisio
         f"{module} ended with exit code {code} and no result",
         code="program_failed",
         got=_tail(log),
-        hint="skill-train demo   (tells whether the installation works at all)",
+        hint="skill-train demo",
     )
 
 
@@ -244,7 +244,7 @@ def _no_memory(module: str, code: int, log: str) -> DecisionNeeded:
 
 
 def _crash(module: str, number: int, log: str, file: str) -> NativeCrash:
-    where, hint = module, "skill-train demo   (if that crashes too, try another version of llama-cpp-python)"
+    where, hint = module, "skill-train demo; if that crashes too, try another version of llama-cpp-python"
     if file:
         where, hint = (
             file,

@@ -37,6 +37,7 @@ from skill_train.run import records
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "skill-train/llama.cpp/1"
 FETCH_COMMAND = "skill-train export-gguf --fetch"
+_ANOTHER_WAY = f"{FETCH_COMMAND}; or name a llama.cpp source folder with --llama-cpp DIR"
 
 _NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__init__.py", "gguf-py/gguf/__init__.py")
 _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
@@ -93,7 +94,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
             "llama.cpp's converter has not been downloaded yet",
             code="no_converter",
             expected=f"the source of llama-cpp-python {_installed_version() or '(not installed)'} in {cache_dir()}",
-            hint=f"{FETCH_COMMAND}   (once, online; or name a llama.cpp source folder with --llama-cpp DIR)",
+            hint=_ANOTHER_WAY,
         )
     return toolchain
 
@@ -268,12 +269,11 @@ def _download_failed(log: str, version: str) -> SkillTrainError:
     errors = [line for line in log.splitlines() if line.startswith(("ERROR", "error"))]
     got = errors[-1] if errors else (log.strip().splitlines() or ["pip said nothing"])[-1]
     message = f"pip could not download the source of llama-cpp-python {version}"
-    another_way = f"{FETCH_COMMAND}   (or name a llama.cpp source folder with --llama-cpp DIR)"
     if "No matching distribution" in log and "connection" not in log.lower():
         return NotInstalled(
-            message, code="no_converter", expected="an index that has its .tar.gz", got=got, hint=another_way
+            message, code="no_converter", expected="an index that has its .tar.gz", got=got, hint=_ANOTHER_WAY
         )
-    return Temporary(message, code="no_converter", got=got, hint=another_way)
+    return Temporary(message, code="no_converter", got=got, hint=_ANOTHER_WAY)
 
 
 def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarFile]]:
