@@ -60,6 +60,15 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
     assert caught.value.got == there
 
 
+def test_a_run_without_its_adapter_is_not_called_untrained(run: RunDir) -> None:
+    run.adapter.rename(run.path / "moved")
+    with pytest.raises(UsageError, match="has no adapter/"):
+        earlier_start.trained(run)
+    run.record("train").unlink()
+    with pytest.raises(UsageError, match="has not been trained yet"):
+        earlier_start.trained(run)
+
+
 def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> None:
     assert _is_finished(run, PLAN)
     assert not _is_finished(run, replace(PLAN, recipe_hash="b"))

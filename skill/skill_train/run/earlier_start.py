@@ -83,9 +83,10 @@ def trained(run: RunDir) -> TrainRecord:
     Raises:
         UsageError: the run is not trained yet, its files have changed since, or its plan has another recipe.
     """
-    if not run.record("train").is_file() or not run.tuned.is_dir():
+    recorded = run.record("train").is_file()
+    if not recorded or not run.tuned.is_dir():
         raise UsageError(
-            f"{run.path} has not been trained yet",
+            f"{run.path} {f'has no {run.tuned.name}/' if recorded else 'has not been trained yet'}",
             code="missing_step",
             expected=f"train.json and {run.tuned.name}/",
             hint=cloud_record.continue_command(run),
