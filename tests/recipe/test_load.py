@@ -206,7 +206,8 @@ def test_a_folder_of_a_run_is_not_called_missing(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("model: some/model\ndata: rows.jsonl\n")
     with pytest.raises(UsageError, match="is a folder, not a recipe") as caught:
         recipes.load(tmp_path)
-    assert str(tmp_path / "recipe.yaml") in caught.value.hint and "--resume --run-dir" in caught.value.hint
+    continued = f"skill-train local --resume --run-dir {tmp_path}; "
+    assert caught.value.hint.startswith(continued) and str(tmp_path / "recipe.yaml") in caught.value.hint
 
 
 def test_relative_paths_are_looked_for_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

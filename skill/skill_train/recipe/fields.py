@@ -161,7 +161,9 @@ def read(path: Path) -> dict[str, object]:
     try:
         document = yaml.load(small_text(path), Loader=loader())  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
-        run = f"name {quoted(path / 'recipe.yaml')}, or go on with the run by --resume --run-dir in its place"
+        run = (
+            f"skill-train local --resume --run-dir {quoted(path)}; for another run name {quoted(path / 'recipe.yaml')}"
+        )
         raise UsageError(
             f"{path} is a folder, not a recipe" if path.is_dir() else f"the recipe {path} does not exist",
             code="missing_file",
