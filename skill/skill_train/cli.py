@@ -29,7 +29,7 @@ from skill_train.program.events import seek_cycles_seldom
 COMMANDS = {
     "data": "Show the format of a dataset, the methods that can use it, and the rows that training would reject.",
     "plan": "Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.",
-    "local": "Train a LoRA adapter on this machine and end with a smoke verdict.",
+    "local": "Train an adapter or all weights here and end with a smoke verdict.",
     "submit": "Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads.",
     "status": "Show a run's progress, its cost so far, the time it still needs, and why it failed.",
     "logs": "Show the log of a job, and reconnect when the connection breaks.",

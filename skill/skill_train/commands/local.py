@@ -69,7 +69,7 @@ class LocalOptions(RecipeFlags):
     "skill-train local recipe.yaml",
 )
 def local(options: LocalOptions, console: Console) -> Result:
-    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
+    """Train an adapter or all weights here and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:
         raise UsageError(
             "--resume needs a run to continue",
