@@ -54,7 +54,7 @@ def test_limits_leave_the_smaller_file(run: Path) -> None:
     assert (code, on["recommended"]) == (0, "q4_k_m") and "--max-size is" in on["files"][0]["problems"][0]
 
 
-def test_the_nearest_miss(run: Path) -> None:
+def test_the_file_that_lacks_least_is_named(run: Path) -> None:
     """The files are there all the same, and the Modelfile stays as it was."""
     before = (run / "gguf" / "Modelfile").read_bytes()
     code, answer = answered("export-gguf", run, *QUANTS, "--for", "Raspberry Pi 5", "--max-kl", "1e-9")

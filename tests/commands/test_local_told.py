@@ -1,4 +1,4 @@
-"""What `local` tells of a run beside its verdict: rows that repeat, and whether the held-out rows are new."""
+"""What `local` says of a run beside its verdict: repeated rows, and whether the held-out rows are new."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rows_that_were_left_out_are_told_with_the_epochs_that_they_made(command
     assert warned["epochs"] == "4 steps are 4 epochs of the 4 rows, so rows are repeated"
 
 
-def test_only_what_the_user_said_is_called_asked(one_step: tuple[Path, Done]) -> None:
+def test_only_an_option_of_the_user_has_the_reason_asked(one_step: tuple[Path, Done]) -> None:
     """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
     folder, done = one_step
     plan = json.loads((folder / "run" / "plan.json").read_text())
@@ -154,12 +154,12 @@ def test_a_setting_does_not_change_on_resume(
     assert same.data["reused"] is True, same.stdout
 
 
-def test_a_setting_of_no_run_names_what_is_missing(commands: Commands, tmp_path: Path) -> None:
+def test_resume_in_a_folder_without_a_run_is_refused(commands: Commands, tmp_path: Path) -> None:
     words = ("local", "--resume", "--run-dir", "nowhere", "--max-steps", "2", "--format", "json")
     assert commands.run(tmp_path, dict(os.environ), *words).error == (2, "not_a_run")
 
 
-def test_few_steps_a_check_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
+def test_warnings_of_few_steps_of_a_check_and_of_a_missed_estimate(commands: Commands, tmp_path: Path) -> None:
     recipe = {"model": str(tiny.cached("gemma")), "data": "rows.jsonl", "effective_batch_size": 1}
     (tmp_path / "single.yaml").write_text(json.dumps(recipe))
     done = _local(commands, tmp_path, tiny.rows(24), "single.yaml", "--max-steps", "4")
@@ -182,7 +182,7 @@ def test_few_steps_a_check_and_a_missed_estimate_are_told(commands: Commands, tm
     assert "estimate_missed" not in _warnings(again)
 
 
-def test_rows_that_are_all_different_are_no_news(one_step: tuple[Path, Done]) -> None:
+def test_rows_without_repeats_are_not_mentioned(one_step: tuple[Path, Done]) -> None:
     _, done = one_step
     assert done.data["data"]["repeated_rows"] == 0
     assert not {"repeated_rows", "held_out_asked", "held_out_trained"} & _warnings(done).keys()

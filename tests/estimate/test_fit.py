@@ -63,7 +63,7 @@ def test_each_limit(limits: ShipLimits, kept: set[str]) -> None:
     assert {quant for quant, problems in choice.problems.items() if not problems} == kept
 
 
-def test_the_nearest_miss() -> None:
+def test_the_file_that_lacks_least_is_named() -> None:
     choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, ShipLimits(min_speed=10))
     assert choice.candidate is None
     assert choice.because == (

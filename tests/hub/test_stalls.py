@@ -145,7 +145,7 @@ def test_a_log_that_drips_ends(cloud: Cloud, call: Call) -> None:
 
 
 @pytest.mark.parametrize("drips", [False, True])
-def test_a_job_that_runs_and_says_nothing_is_no_trouble(cloud: Cloud, call: Call, drips: bool) -> None:
+def test_a_running_job_without_a_log_is_no_error(cloud: Cloud, call: Call, drips: bool) -> None:
     """What there is is shown, and nothing was waited for in vain."""
     _running(cloud)
     if drips:
@@ -185,7 +185,7 @@ def asked(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Iterator[tuple[Hu
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[[1]]", b"5", b'{"x": 1}', b"<html>", b"[" * 100_000, b'[{"x": 1}]'])
-def test_data_explains_what_is_no_listing(asked: tuple[Hub, Callable[..., Done]], body: bytes) -> None:
+def test_data_explains_an_answer_that_is_not_a_listing(asked: tuple[Hub, Callable[..., Done]], body: bytes) -> None:
     hub, data = asked
     hub.faults.add(TREE, Lie(body=body), times=ALWAYS)
     done = data("me/rows")

@@ -44,7 +44,7 @@ def _dated_base(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_answers")
-def test_a_run_that_goes_on_another_day_is_of_its_first_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_the_day_on_which_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _set_day(monkeypatch, MONDAY)
     run = training.write_run(tmp_path / "run", base=_dated_base(tmp_path), max_steps=4, held_out_fraction=0.1)
     assert main([str(run / "plan.json")]) == 0
@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_another_day_is_of_its_first_day(tmp_path: Path, monk
     assert main([str(run / "plan.json"), "--resume"]) == 2
 
 
-def test_a_template_that_writes_the_time_writes_a_row_alike(tmp_path: Path) -> None:
+def test_a_template_that_writes_the_time_renders_a_row_twice_alike(tmp_path: Path) -> None:
     """Each answer is found by rendering its row again: with the microsecond, no second text began like the first."""
     tokenizer = training.tokenizer("qwen2")
     feeding: Any = {"data": "d", "format": "messages", "columns": {"messages": "messages"}, "loss_on": "assistant"}

@@ -1,4 +1,4 @@
-"""Rows whose author hardly meant what is trained of them: told by their number, with the first line."""
+"""Notes of the training on rows that are probably not what their author meant: how many, and the line of the first."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def trained(folder: Path, *rows: dict[str, Any], template: str) -> list[list[int
 
 
 @pytest.mark.parametrize("role", ["human", "function_call", "Assistant"])
-def test_a_role_that_no_chat_has_is_told(tmp_path: Path, role: str) -> None:
+def test_a_role_that_templates_do_not_know_is_noted(tmp_path: Path, role: str) -> None:
     """A template such as Qwen's writes any role, so the model learns to answer turns that it will never see."""
     odd = {"messages": [USER, {"role": role, "content": "Now."}, BOT]}
     [note] = notes(tmp_path, {"messages": [USER, BOT]}, odd, odd)
     assert note.startswith(f"2 of 3 rows have a role that chat templates do not know (the first: line 2, {role!r})")
 
 
-def test_the_usual_roles_are_not_told(tmp_path: Path) -> None:
+def test_the_usual_roles_are_not_noted(tmp_path: Path) -> None:
     system, tool = {"role": "system", "content": "Be brief."}, {"role": "tool", "content": "21 degrees"}
     assert notes(tmp_path, {"messages": [system, USER, BOT, tool, BOT]}) == []
 
 
 @pytest.mark.parametrize("text", ["<noinput>", "nan", "NaN", " None ", "null", "N/A", "No input", "<no input>"])
 @pytest.mark.parametrize("column", ["input", "system"])
-def test_a_text_that_stands_for_nothing_is_told(tmp_path: Path, text: str, column: str) -> None:
+def test_a_placeholder_for_no_text_is_noted(tmp_path: Path, text: str, column: str) -> None:
     """It stands in the prompt as it is, as LLaMA-Factory, axolotl and TRL write it too."""
     rows = [ALPACA | {column: value} for value in ("", text, "An apple or a pear?", text)]
     [note] = notes(tmp_path, *rows)
@@ -74,11 +74,11 @@ def test_a_text_that_stands_for_nothing_is_told(tmp_path: Path, text: str, colum
 
 
 @pytest.mark.parametrize("text", ["", "  ", "none of them", "Nancy", "A nan.", None])
-def test_other_inputs_are_none(tmp_path: Path, text: str | None) -> None:
+def test_an_input_that_says_something_is_not_noted(tmp_path: Path, text: str | None) -> None:
     assert notes(tmp_path, ALPACA | {"input": "x"}, ALPACA | {"input": text}) == []
 
 
-def test_of_answers_only_a_mark_is(tmp_path: Path) -> None:
+def test_an_answer_of_none_or_null_is_not_noted_and_a_mark_is(tmp_path: Path) -> None:
     """`None` may be the right answer."""
     rows = [ALPACA | {"output": text} for text in ("None", "NaN", "N/A", "null", "<nooutput>")]
     [note] = notes(tmp_path, *rows)
@@ -97,12 +97,12 @@ def test_letters_that_were_read_in_a_wrong_encoding_are_told(tmp_path: Path, tex
     assert notes(tmp_path, ALPACA | {"output": text}) == []
 
 
-def test_bytes_that_no_encoding_had_are_told(tmp_path: Path) -> None:
+def test_a_replacement_character_is_noted(tmp_path: Path) -> None:
     [note] = notes(tmp_path, ALPACA, ALPACA | {"output": "Gr��e"})
     assert note.startswith("1 of 2 rows have letters that were read in a wrong encoding (the first: line 2, '�')")
 
 
-def test_rare_letters_are_not(tmp_path: Path) -> None:
+def test_rare_letters_in_the_right_encoding_are_not_noted(tmp_path: Path) -> None:
     rare = [
         "AMANHÃ, IRMÃ» NÃO",
         "«À quoi ?» À",
@@ -157,7 +157,7 @@ def test_whole_numbers_that_pandas_wrote_with_a_point_are_told(tmp_path: Path, t
     assert [note for note in said if "as a float" in note] == said and bool(said) is told
 
 
-def test_tools_that_stand_in_one_place_are_not(tmp_path: Path) -> None:
+def test_tools_that_are_described_once_are_not_noted(tmp_path: Path) -> None:
     """Also where a template leaves those beside the messages out, which is told as that."""
     system = {"role": "system", "content": f"<tools> {json.dumps([WEATHER])} </tools>"}
     assert notes(tmp_path, {"messages": [system, USER, BOT], "tools": None}) == []
