@@ -25,10 +25,10 @@ _TARGET = "agents|claude|PATH"
 _DEFAULTS = ("agents", "project")
 
 
-def _scope_option() -> str | None:
+def _scope_option(default: str) -> str | None:
     return option(
         None,
-        "project: the current folder; global: the user's home.  [default: project; both for check]",
+        f"project: the current folder; global: the user's home.  [default: {default}]",
         ("project", "global"),
     )
 
@@ -40,14 +40,14 @@ class InstallOptions:
         "agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
         metavar=_TARGET,
     )
-    scope: str | None = _scope_option()
+    scope: str | None = _scope_option("project")
     force: bool = option(False, "Also replace edited files, and files with the same names from other sources.")
 
 
 @dataclass(frozen=True)
 class CheckOptions:
     target: str | None = option(None, "Place to check.  [default: all known places]", metavar=_TARGET)
-    scope: str | None = _scope_option()
+    scope: str | None = _scope_option("both")
 
 
 @command(
