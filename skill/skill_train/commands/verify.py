@@ -39,7 +39,9 @@ class VerifyOptions:
     )
     gguf: tuple[Path, ...] = option((), "File to check; repeat for more. Without RUN.", PATH)
     tokens: int | None = option(
-        None, "Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]", Whole(16, MOST_COUNTED)
+        None,
+        "Most tokens to compare.  [default: 2048; above 250M weights 256, or 128 if quantized]",
+        Whole(16, MOST_COUNTED),
     )
     engine: tuple[str, ...] = option(
         (),
