@@ -124,11 +124,9 @@ def _targets(
 def _mapped(name: str, names: Any) -> str | None:
     if name in ("lm_head.weight", "embed_out.weight"):  # the map has no output layer where llama.cpp ties it
         return OUTPUT
-    for candidate in (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts.")):
-        tensor: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias"))
-        if tensor is not None:
-            return tensor
-    return None
+    candidates = (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts."))
+    tensors = (names.get_name(candidate, try_suffixes=(".weight", ".bias")) for candidate in candidates)
+    return next(filter(None, tensors), None)
 
 
 def _published(source: str) -> str:
