@@ -26,11 +26,8 @@ _DEFAULTS = ("agents", "project")
 
 
 def _scope_option(default: str) -> str | None:
-    return option(
-        None,
-        f"project: the current folder; global: the user's home.  [default: {default}]",
-        ("project", "global"),
-    )
+    help_text = f"project: the current folder; global: the user's home.  [default: {default}]"
+    return option(None, help_text, ("project", "global"))
 
 
 @dataclass(frozen=True)

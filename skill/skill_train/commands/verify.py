@@ -39,9 +39,7 @@ class VerifyOptions:
     )
     gguf: tuple[Path, ...] = option((), "File to check; repeat for more. Without RUN.", PATH)
     tokens: int | None = option(
-        None,
-        "Most tokens to compare.  [default: 2048; above 250M weights 256, or 128 if quantized]",
-        Whole(16, MOST_COUNTED),
+        None, "Most tokens to compare.  [default: 2048; above 250M weights 256, quantized 128]", Whole(16, MOST_COUNTED)
     )
     engine: tuple[str, ...] = option(
         (),
