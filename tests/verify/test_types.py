@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import gguf_bytes
+import gguf_edit
+import gguf_maker
+import tiny_families
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.verify.check import Findings
 from skill_train.verify.check_adapter import files_by_kind
@@ -53,6 +56,30 @@ MIXTURES = {
     "q3_k_l": (13, {"Q5_K": 24}, "Q4_0", "Q5_1"),
     "q4_k_m": (15, {"Q6_K": 12, "Q4_K": 12}, "Q5_0", "Q5_0"),
 }
+
+
+@pytest.mark.slow
+def test_mxfp4_moe_holds_the_experts_alone_in_mxfp4(tmp_path: Path) -> None:
+    """llama.cpp stores every other matrix as Q8_0, which is most of them in gpt-oss."""
+    good = tmp_path / "model-mxfp4_moe.gguf"
+    gguf_maker.quantize(tiny_families.gguf("gptoss"), {"mxfp4_moe": good})
+    check = check_types(read_gguf(good))
+    assert (check.verdict, check.detail) == ("pass", "6 of 6 matrices are MXFP4")
+    wrong = tmp_path / "wrong.gguf"
+    gguf_edit.rewrite(tiny_families.gguf("gptoss", "q8_0"), wrong, metadata={"general.file_type": 38})
+    assert check_types(read_gguf(wrong)).verdict == "fail"
+
+
+@pytest.mark.parametrize(("experts", "verdict"), [("MXFP4", "pass"), ("Q8_0", "fail")])
+def test_mxfp4_moe_of_gpt_oss_20b(experts: str, verdict: str) -> None:
+    """Its width is 2880, so of all matrices only attn_output, with rows of 4096, fits blocks of 256."""
+    shapes = [(f"attn_{part}", 2880, "Q8_0") for part in "qkv"] + [("attn_output", 4096, "Q8_0")]
+    shapes += [(f"ffn_{part}_exps", 2880, experts) for part in ("gate", "up", "down")]
+    tensors = {}
+    for name, width, kind in ((f"blk.{n}.{name}.weight", *rest) for n in range(LAYERS) for name, *rest in shapes):
+        tensors[name] = Tensor(name, (width, 2880, 32) if "exps" in name else (width, 4096), kind, 0, 0)
+    metadata = {"general.architecture": "gpt-oss", "general.file_type": 38}
+    assert check_types(GgufFile(Path("model-mxfp4_moe.gguf"), 3, 32, metadata, tensors, 0, 0)).verdict == verdict
 
 
 def mixture(number: int, down: dict[str, int], others: str, attention: str) -> GgufFile:

@@ -83,7 +83,8 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
     """
     if mix is not None or MIX_KEY in gguf.metadata:
         return _check_mix(gguf, mix)
-    blocks, name, stated, named = _block_matrices(gguf), gguf.path.name, file_type(gguf), name_type(gguf.path)
+    name, stated, named = gguf.path.name, file_type(gguf), name_type(gguf.path)
+    blocks = _block_matrices(gguf, only_experts=stated == "mxfp4_moe")
     stored = Counter(t.kind for t in blocks)
     figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": stated}
     if named not in (None, stated):
@@ -109,8 +110,8 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
         verdict, why = "warn", f"no row length is divisible by 256, so llama.cpp took {most} in place of {main}"
     else:
         verdict, why = "pass", f"{stored[main]} of {stored.total()} matrices are {main}"
-        why += "".join(f", {unfit[kind]} {kind}" for kind in fallbacks if unfit[kind])
-        why += ", because rows are not divisible by 256" * bool(unfit)
+        others = "".join(f", {unfit[kind]} {kind}" for kind in fallbacks if unfit[kind])
+        why += f"{others}, because rows are not divisible by 256" * bool(others)
     return Check("types", name, verdict, most, expected, why, figures)
 
 
@@ -148,10 +149,11 @@ def check_digest(gguf: GgufFile, digest: FileDigest, recorded: FileDigest | None
     return Check("digest", name, "pass" if same else "fail", digest["sha256"], recorded["sha256"], detail)
 
 
-def _block_matrices(gguf: GgufFile) -> list[Tensor]:
+def _block_matrices(gguf: GgufFile, *, only_experts: bool = False) -> list[Tensor]:
     """The matrices of the layers whose rows can be quantized. Embeddings and the output layer have types of their
-    own."""
+    own. In a file of mxfp4_moe all but the stacks of experts are Q8_0."""
     blocks = [t for t in gguf.matrices if t.name.startswith("blk.") and t.name.endswith(".weight")]
+    blocks = [t for t in blocks if len(t.shape) > 2] or blocks if only_experts else blocks
     return [tensor for tensor in blocks if tensor.shape[0] >= _SHORTEST]
 
 
