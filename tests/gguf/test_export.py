@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -32,6 +33,8 @@ from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 from skill_train.gguf.quant_types import quantization_types
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import logit_distance, run_converter
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.sampling import sampling_of, sampling_of_gguf, shown
 from skill_train.reference import load as reference
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportRecord
@@ -95,8 +98,6 @@ def fitting() -> Path:
 
 
 def types_in(file: Path) -> dict[str, str]:
-    from gguf import GGUFReader
-
     return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
 
 
@@ -584,6 +585,33 @@ def test_a_modelfile_has_each_value_of_sampling_once(
     assert [each["rule"] for each in reasons if each["rule"].startswith(("PARAMETER te", "PARAMETER to"))] == [
         f"PARAMETER {line}" for line in lines
     ]
+
+
+@pytest.mark.parametrize(
+    ("generation", "settings"),
+    [
+        (None, {"temp": 0.0}),  # transformers is greedy, and llama-server alone has 0.8
+        ({"temperature": 0.7, "top_p": 0.8, "top_k": "20"}, {"temp": 0.0, "top_p": 0.8}),
+        (  # Gemma 3
+            {"do_sample": True, "top_k": 64},
+            {"temp": 1.0, "top_k": 64, "top_p": 1.0, "min_p": 0.0, "penalty_repeat": 1.0},
+        ),
+        ({"repetition_penalty": 1.3}, {"temp": 0.0, "penalty_repeat": 1.3, "penalty_last_n": -1}),  # the whole text
+    ],
+)
+def test_a_file_samples_as_transformers_does(
+    tmp_path: Path, generation: dict[str, Any] | None, settings: dict[str, float]
+) -> None:
+    """llama-server and llama-cli take these keys for what a request does not name (common/common.cpp)."""
+    model = copy(tiny.cached("gemma"), tmp_path / "model")
+    (model / "generation_config.json").unlink()
+    if generation is not None:
+        (model / "generation_config.json").write_text(json.dumps(generation))
+    file = tmp_path / output_of(converted(model, tmp_path).record, Path())
+    fields = GGUFReader(file).fields
+    found = {key: field.contents() for key, field in fields.items() if key.startswith("general.sampling.")}
+    assert found == pytest.approx({f"general.sampling.{name}": value for name, value in settings.items()})
+    assert shown(sampling_of_gguf(read_gguf(file).metadata, file)[0]) == pytest.approx(shown(sampling_of(model)[0]))
 
 
 def test_a_modelfile_says_what_it_has_no_parameter_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import tiny_families
 from converting import converted
 from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.run.verify_record import Check
 from skill_train.verify.metadata.check import check_metadata
 
 pytestmark = pytest.mark.slow
@@ -214,30 +215,43 @@ def test_a_key_without_a_statement_is_told() -> None:
     assert check.verdict == "warn" and "swin_norm" in check.detail
 
 
-@pytest.mark.parametrize(
-    ("key", "stated", "wrong"),
-    [
-        ("general.sampling.temp", {"temperature": 0.7}, 1.9),
-        ("general.sampling.top_k", {"top_k": 20}, 1),
-        ("general.sampling.penalty_repeat", {"repetition_penalty": 1.05}, 1.5),
-        ("tokenizer.ggml.suppress_tokens", {"suppress_tokens": [300, 301]}, [300, 302]),
-    ],
-)
-def test_sampling_is_that_of_generation_config(key: str, stated: dict[str, Any], wrong: Any) -> None:
-    """llama-cli and llama-server sample by it (common/common.cpp and common/sampling.cpp of llama.cpp)."""
+SUPPRESS = "tokenizer.ggml.suppress_tokens"
+SAMPLES = {"do_sample": True, "temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+SAMPLED = {"temp": 0.7, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "penalty_repeat": 1.05, "penalty_last_n": -1}
+
+
+def of_sampling(generation: dict[str, Any], **settings: Any) -> Check:
     config, gguf = files("gemma3")
-    [right] = stated.values()
-    found = {
-        name: check_metadata(replace(gguf, metadata=gguf.metadata | {key: value}), config, generation)
-        for name, value, generation in (("right", right, stated), ("wrong", wrong, stated), ("unstated", right, {}))
-    }
-    assert {name: check.verdict for name, check in found.items()} == {
-        "right": "pass",
-        "wrong": "fail",
-        "unstated": "warn",
-    }
-    assert key in found["unstated"].detail
-    assert f"{key} is" in found["wrong"].detail and "generation_config.json has" in found["wrong"].detail
+    own = {key: value for key, value in gguf.metadata.items() if not key.startswith("general.sampling.")}
+    keys = {key if "." in key else f"general.sampling.{key}": value for key, value in settings.items()}
+    return check_metadata(replace(gguf, metadata=own | keys), config, generation)
+
+
+def test_sampling_is_that_of_generation_config() -> None:
+    """llama-cli and llama-server sample by it (common/common.cpp and common/sampling.cpp of llama.cpp)."""
+    assert of_sampling(SAMPLES).verdict == "pass"  # the program chooses
+    assert of_sampling(SAMPLES, **SAMPLED).verdict == "pass"
+    for key, wrong in {"temp": 1.9, "top_k": 1, "top_p": 0.1, "min_p": 0.5, "penalty_repeat": 1.5}.items():
+        check = of_sampling(SAMPLES, **SAMPLED | {key: wrong})
+        assert check.verdict == "fail" and f"{key} is {wrong}, generation_config.json has" in check.detail
+    check = of_sampling(SAMPLES, top_k=20, top_p=1.0)  # llama.cpp then has 0.8
+    assert check.verdict == "warn" and "general.sampling.temp is missing" in check.detail
+    assert of_sampling({"suppress_tokens": [300, 301]}, **{SUPPRESS: [300, 301]}).verdict == "pass"
+    assert of_sampling({"suppress_tokens": [300, 301]}, **{SUPPRESS: [300, 302]}).verdict == "fail"
+    assert of_sampling({}, **{SUPPRESS: [300]}).verdict == "warn"
+
+
+@pytest.mark.parametrize("generation", [{}, {"temperature": 0.7, "top_p": 0.8}, {"do_sample": False, "top_p": 0.8}])
+def test_a_file_of_a_greedy_model_does_not_sample(generation: dict[str, Any]) -> None:
+    """transformers takes a temperature only with do_sample."""
+    right = {"temp": 0.0} | {key: value for key, value in generation.items() if key == "top_p"}
+    assert of_sampling(generation, **right).verdict == "pass"
+    more = {"temp": 0.7, "penalty_repeat": 1.3, "xtc_probability": 0.5, "mirostat": 2}
+    for key, wrong in more.items():
+        check = of_sampling(generation, **right | {key: wrong})
+        assert check.verdict == "fail" and f"general.sampling.{key} is {wrong}" in check.detail
+    check = of_sampling(generation, penalty_repeat=1.0)
+    assert check.verdict == "warn" and "general.sampling.temp is missing" in check.detail
 
 
 def test_a_step_between_full_layers_of_a_model_without_any() -> None:

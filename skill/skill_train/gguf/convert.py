@@ -6,6 +6,7 @@ tokenizer, weights that no type can hold.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -17,16 +18,18 @@ from typing import Any
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.errors import UsageError, nearest, quoted
-from skill_train.core.files import scratch_folder, whole_file
+from skill_train.core.files import scratch_folder, whole_file, write_text
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.sampling import KEYS, gguf_settings
 from skill_train.machine.limits import require_memory
 from skill_train.model.foreign_files import require_sound
 from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import StoredTensor, stored_tensors
+from skill_train.reference.load import generation_config
 from skill_train.run import records
 from skill_train.run.export_record import ExportFigures, ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -93,8 +96,9 @@ def convert(
         return StepResult(done, reused=True)
     refuse_existing(file, request.record)
     meanwhile()
-    with whole_file(file) as part:
+    with whole_file(file) as part, scratch_folder() as folder:
         how = ["--outtype", chosen.outtype, "--model-name", _model_name(request.model, request.name)]
+        how += ["--metadata", str(_metadata_file(request.model, folder))]
         convert_with(request.toolchain, request.model, part, how, progress, ready)
         check(part)
         record = ExportRecord(
@@ -172,6 +176,14 @@ def _model_name(model: Path, name: str) -> str:
     named = any(part in name.lower() for part in ("phi-3", "phi3"))
     is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
     return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
+
+
+def _metadata_file(model: Path, folder: Path) -> Path:
+    """A file with the sampling settings for the converter, in `folder`. Without it the converter takes the temperature
+    of a model that transformers decodes greedily."""
+    file, settings = folder / "metadata.json", gguf_settings(generation_config(model))
+    write_text(file, json.dumps({**dict.fromkeys(KEYS.values()), **settings}))
+    return file
 
 
 def _swallows_space(model: Path) -> bool:

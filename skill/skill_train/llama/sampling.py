@@ -30,6 +30,13 @@ _NOT_DONE = (
     "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
 )  # fmt: skip
 
+# The keys of a GGUF file, by the names in generation_config.json.
+KEYS = {
+    "temperature": "general.sampling.temp",
+    **{name: f"general.sampling.{name}" for name in ("top_k", "top_p", "min_p")},
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling settings, in the meaning of transformers."""
@@ -87,21 +94,28 @@ def changes(value: object) -> bool:
     return bool(value) and not (type(value) in (int, float) and value == 1)
 
 
+def gguf_settings(stated: JsonObject) -> dict[str, float]:
+    """The settings of a generation_config.json as the keys of a GGUF file, from which llama.cpp's programs take them.
+
+    A greedy model has temperature 0. What else it states counts if a user sets a temperature.
+    """
+    greedy, sampling = not stated.get("do_sample"), read_sampling({**stated, "do_sample": True})
+    named = [name for name in KEYS if not greedy or type(stated.get(name)) in (int, float)]
+    settings = {KEYS[name]: getattr(sampling, name) for name in named}
+    if sampling.repetition_penalty != 1:
+        settings["general.sampling.penalty_last_n"] = -1  # the whole text, as in transformers
+    return settings | ({KEYS["temperature"]: 0.0} if greedy else {})
+
+
 def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampling, str]:
     """Reads the settings in a GGUF file (`general.sampling.*`). Also returns the source as a text.
 
     Raises:
         UsageError: a value is out of range.
     """
-    keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
-    sampling = Sampling(
-        temperature=_number(keys, "general.sampling.temp", 0.0),
-        top_k=_count(keys, "general.sampling.top_k", _TOP_K if "general.sampling.temp" in keys else 0),
-        top_p=_number(keys, "general.sampling.top_p", 1.0),
-        min_p=_number(keys, "general.sampling.min_p", 0.0),
-        repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
-    )
-    source = "general.sampling of the file" if "general.sampling.temp" in keys else "the file names no temperature"
+    stated = {name: metadata[key] for name, key in KEYS.items() if key in metadata}
+    sampling = read_sampling({**stated, "do_sample": "temperature" in stated})
+    source = "general.sampling of the file" if "temperature" in stated else "the file names no temperature"
     return _checked(sampling, file), source if sampling.temperature else f"{source}: greedy"
 
 

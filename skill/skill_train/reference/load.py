@@ -157,10 +157,10 @@ def logits(model: Any, ids: list[int], **pictures: Any) -> Any:
 
 
 def generation_config(folder: Path) -> JsonObject:
-    """The content of a model folder's generation_config.json; empty if there is no such file."""
+    """The content of a model folder's generation_config.json; empty if there is no such file, or no object in it."""
     file = folder / "generation_config.json"
-    stated: JsonObject = read_json(file) if file.is_file() else {}
-    return stated
+    stated = read_json(file) if file.is_file() else None
+    return stated if isinstance(stated, dict) else {}
 
 
 def stop_ids(folder: Path, tokenizer: Any, adapter: Path | None = None) -> set[int]:

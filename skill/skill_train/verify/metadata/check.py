@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.sampling import KEYS, gguf_settings
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible.differences import computed_otherwise
@@ -35,14 +36,10 @@ _WINDOWED = {"gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "exaone4"}
 _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
 # Values that the converter writes whatever config.json says. llama.cpp computes the same with every other number.
 _CONSTANTS = {("falcon", "context_length"): 2048}
-# llama.cpp samples by these keys, unless told otherwise. Some have other names in generation_config.json; of two, the
-# first one that it has counts.
-_SAMPLING, _SUPPRESSED = "general.sampling.", "tokenizer.ggml.suppress_tokens"
-_OTHER_NAMES = {
-    "general.sampling.temp": ("temperature",),
-    "general.sampling.penalty_repeat": ("penalty_repeat", "repetition_penalty"),
-    _SUPPRESSED: ("suppress_tokens",),
-}
+# llama.cpp samples by these keys, unless told otherwise. The values hold where generation_config.json has none.
+_SAMPLING, _SUPPRESSED, _TEMPERATURE = "general.sampling.", "tokenizer.ggml.suppress_tokens", KEYS["temperature"]
+_NOT_SAMPLING = {"general.sampling.penalty_repeat": 1.0, "general.sampling.xtc_probability": 0.0}
+_NOT_SAMPLING |= {"general.sampling.mirostat": 0}
 
 
 def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | None = None) -> Check:
@@ -51,13 +48,13 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
 
     A key that they do not state must have a value that changes nothing. If that value is not known, the check warns.
     """
-    values = stated(config)
+    values, sampling = stated(config), _sampling(generation or {})
     prefix = f"{gguf.architecture}."
-    faults, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
+    faults, equal, unknown, notes = list[str](), list[str](), list[str](), list[str]()
     for name, value in gguf.metadata.items():
         key, source = name.removeprefix(prefix), "config.json"
         if name.startswith(_SAMPLING) or name == _SUPPRESSED:
-            in_config, source = _expected_sampling(name, generation or {}), "generation_config.json"
+            in_config, source = sampling.get(name), "generation_config.json"
         elif key == name or (isinstance(value, str) and key not in EXPECTED):
             continue
         else:
@@ -69,10 +66,14 @@ def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | 
         elif same(value, in_config):
             equal.append(key)
         else:
+            fault = f"{key} is {_short(value)}, {source} has {_short(in_config)}"
             constant = _CONSTANTS.get((gguf.architecture, key)) == value
-            (harmless if constant else faults).append(f"{key} is {_short(value)}, {source} has {_short(in_config)}")
+            notes += [f"{fault}, and llama.cpp computes the same"] if constant else []
+            faults += [] if constant else [fault]
+    if _TEMPERATURE not in gguf.metadata and any(key.startswith(_SAMPLING) for key in gguf.metadata):
+        notes.append(f"{_TEMPERATURE} is missing, generation_config.json has {sampling[_TEMPERATURE]}")
     faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
-    return _with_differences(_verdict(gguf, faults, equal, unknown, harmless), config)
+    return _with_differences(_verdict(gguf, faults, equal, unknown, notes), config)
 
 
 def _with_differences(check: Check, config: JsonObject) -> Check:
@@ -86,10 +87,11 @@ def _with_differences(check: Check, config: JsonObject) -> Check:
     return replace(check, verdict=verdict, detail=f"{reason}; {check.detail}")
 
 
-def _expected_sampling(key: str, generation: JsonObject) -> Any:
-    """The value that generation_config.json states for a key of the file; None where it states none."""
-    names = _OTHER_NAMES.get(key, (key.removeprefix(_SAMPLING),))
-    return next((generation[name] for name in names if generation.get(name) is not None), None)
+def _sampling(generation: JsonObject) -> JsonObject:
+    """The value that each key of sampling must have. Keys of which nothing is known are missing."""
+    named = {f"{_SAMPLING}{name}": value for name, value in generation.items() if value is not None}
+    suppressed = {_SUPPRESSED: generation.get("suppress_tokens")}
+    return {**_NOT_SAMPLING, **named, **suppressed, **gguf_settings(generation)}
 
 
 def check_window(file: str, config: JsonObject) -> Check | None:
@@ -105,13 +107,13 @@ def check_window(file: str, config: JsonObject) -> Check | None:
     return Check("window", file, "warn", 0, window, detail)
 
 
-def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
+def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], notes: list[str]) -> Check:
     good = "equal to the model's files: " + ", ".join(equal)
-    notes = f"; not compared, because the model's files do not state it: {', '.join(unknown)}" if unknown else ""
-    notes += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
-    verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
+    left_out = f"not compared, because the model's files do not state it: {', '.join(unknown)}"
+    detail = "; ".join([good, *([left_out] if unknown else []), *notes])
+    verdict: Verdict = "fail" if faults else "warn" if unknown or notes else "pass"
     figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
-    return Check("metadata", gguf.path.name, verdict, len(faults), 0, first_few(faults) or good + notes, figures)
+    return Check("metadata", gguf.path.name, verdict, len(faults), 0, first_few(faults) or detail, figures)
 
 
 def same(value: Any, expected: Any) -> bool:
