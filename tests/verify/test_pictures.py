@@ -143,6 +143,18 @@ def test_what_the_tower_computes_with_is_the_models(kind: str) -> None:
     assert f"and the model has {activation}" in said[gelu][1]
 
 
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each("qwen2.5-vl"))
+def test_a_number_that_no_file_of_the_model_states_is_told(kind: str) -> None:
+    """llama.cpp makes large pictures smaller by the first one, and the pictures that are compared are small."""
+    pair = picture_pairs.pair(kind)
+    text, good = read_gguf(pair.text), read_gguf(pair.projector)
+    assert check_projector(good, text, tiny_vision.cached(kind)).verdict == "pass"
+    for key, value in {"image_max_pixels": 200_704, "window_size": 16}.items():
+        metadata = good.metadata | {f"clip.vision.{key}": value}
+        check = check_projector(replace(good, metadata=metadata), text, tiny_vision.cached(kind))
+        assert check.verdict == "warn" and f"not compared: clip.vision.{key}" in check.detail
+
+
 def test_what_a_config_leaves_out_is_what_its_class_has(tmp_path: Path) -> None:
     """Published configs of Gemma 3 name neither the activation nor the epsilon of the tower."""
     pair, folder = picture_pairs.pair("gemma3"), Path(shutil.copytree(tiny_vision.cached("gemma3"), tmp_path / "model"))

@@ -52,6 +52,12 @@ _EPSILONS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), 1e-6), **di
 # The switch of a file for an activation (llama.cpp, tools/mtmd/clip.cpp). Without one it is the quick form of GELU.
 _SWITCHES = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_silu", "quick_gelu": ""}
 
+# Keys that other functions compare, and those that change nothing or show in every picture.
+_COMPARED_ELSEWHERE = {
+    *("has_vision_encoder", "feed_forward_length", "image_size", "projection_dim"),
+    *("use_gelu", "use_silu", "is_deepstack_layers"),
+}
+
 
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     """Checks that the file states what config.json and preprocessor_config.json say, and that it fits `text`."""
@@ -69,8 +75,12 @@ def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     faults += _deepstack_faults(gguf, text, config)
     good = f"{len(expected)} values are those of config.json and preprocessor_config.json"
     check = problems("projector", gguf.path.name, faults, looked_at=len(expected), good=good)
-    if check.verdict == "pass" and (why := why_no_projector(config)):  # a small picture may hardly show it
-        return replace(check, verdict="warn", detail=f"{why}; {check.detail}")
+    names = [key for key in gguf.metadata if key.startswith("clip.") and key not in expected]
+    unknown = [key for key in names if key.rpartition(".")[2] not in _COMPARED_ELSEWHERE]
+    doubts = [f"not compared: {first_few(unknown, _NAMES)}"] if unknown else []
+    doubts += [why] if (why := why_no_projector(config)) else []
+    if check.verdict == "pass" and doubts:  # a small picture may hardly show it
+        return replace(check, verdict="warn", detail="; ".join([*doubts, check.detail]))
     return check
 
 
