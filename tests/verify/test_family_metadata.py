@@ -95,6 +95,7 @@ def test_each_number_is_compared(family: str) -> None:
         ("stablelm", "rope.dimension_count"),
         ("qwen2moe", "rope.freq_base"),
         ("qwen2moe", "rope.scaling.factor"),
+        ("qwen2moe", "rope.scaling.type"),  # linear
         ("gemma3", "attention.sliding_window"),
         ("lfm2", "attention.head_count_kv"),
     ],

@@ -152,6 +152,9 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "rope.freq_base_swa": lambda _, gguf: (
         10000.0 if gguf.architecture.startswith("gemma3") else gguf.of_architecture("rope.freq_base") or 10000.0
     ),
+    "rope.scaling.type": lambda config, gguf: (
+        "linear" if kind_of(config.rope) == "yarn" else expected("rope.scaling.type", config, gguf)
+    ),
     "rope.scaling.factor": lambda *_: 1.0,
     "rope.scaling.original_context_length": lambda config, gguf: _original(config, gguf),
     "attn_logit_softcapping": lambda _, gguf: 50.0 if gguf.architecture == "gemma2" else 0.0,
