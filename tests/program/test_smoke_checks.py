@@ -71,6 +71,9 @@ def only(found: Checks) -> dict[str, Any]:
     ("before", "after", "verdict"),
     [
         (2.0, 1.9, "pass"),
+        (2.0, 1.9996, "pass"),  # 0.02 % less
+        (2.0, 1.9999, "warn"),  # 0.005 % less: as much as rounding
+        (1e-5, 9e-6, "pass"),
         (2.0, 2.0, "warn"),
         (2.0, 2.09, "warn"),  # up to 5 % more
         (2.0, 2.2, "fail"),
@@ -85,6 +88,7 @@ def test_the_loss_falls(before: float, after: float, verdict: str) -> None:
     found.check_loss()
     assert only(found)["verdict"] == verdict
     assert ("blind guessing" in only(found)["detail"]) == (before > 2.0794)  # log 8
+    assert ("less than 0.01%" in only(found)["detail"]) == (after in (1.9999, 2.0))
 
 
 @pytest.mark.parametrize(("trained", "verdict"), [([[0.0, 0.0]], "fail"), ([[0.0], [1e-9]], "warn"), ([], "warn")])

@@ -18,6 +18,7 @@ from skill_train.program.plan import Recipe
 from skill_train.program.split import Data
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
+LEAST_FALL = 1e-4  # share of the loss; a smaller change may be rounding
 LOOKED_AT, LEAST_MOVED = 4096, 0.001  # values of each weight, and the share of them that a training moves
 ANSWER_TOKENS = 48
 PICTURE_CHANGE = 1e-5  # least relative change of the loss; in float32 the same pictures give the same loss to 1e-7
@@ -245,7 +246,10 @@ class Checks:
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
-        verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        least = before * (1 - LEAST_FALL)
+        verdict: Verdict = "pass" if after < least else "warn" if after < 1.05 * before else "fail"
+        if abs(after - before) <= before - least:
+            detail += f"; it changed by less than {LEAST_FALL:.2%}: raise learning_rate, or train more steps"
         started_at_zero = [w for name, w in self.trainer.model.named_parameters() if ".lora_B." in name]
         if started_at_zero and not any(bool(weight.any()) for weight in started_at_zero):
             verdict, detail = "fail", f"{detail}; every B of the adapter is zero as before, so it changes nothing"
@@ -253,7 +257,7 @@ class Checks:
             pairs = zip(self.started, self.first_values(), strict=True)
             moved = float(torch.cat([(own != other).cpu() for own, other in pairs]).float().mean())
             if moved < LEAST_MOVED:
-                verdict, detail = "fail", f"{detail}; {moved:.2%} of the weights have moved: raise learning_rate"
+                verdict, detail = "fail", f"{detail}; {moved:.2%} of the weights have moved"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
