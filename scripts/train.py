@@ -6330,7 +6330,7 @@ def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list
     chosen parts. The names of targets alone would match the tower too, which has its own `q_proj`."""
     targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
     if parts == ["language"]:
-        return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
+        return rf"(?=(?:.*\.)?(?:language_model|text_model)\.)(?:.*\.)?(?:{targets})"
     ends = re.compile(rf"(?:^|\.)(?:{targets})$")
     linear = [(name, vision_part(name)) for name, module in modules if is_linear(module)]
     for part in sorted(set(parts) - {found for _, found in linear}):

@@ -60,6 +60,22 @@ def test_the_tower_of_a_run_of_text_gets_no_adapter(images: bool) -> None:
     assert len(made) == text.num_hidden_layers * 2 * 2 and not [name for name in made if "vision" in name]
 
 
+@pytest.mark.parametrize(
+    ("target", "layers"),
+    [("q_proj", 2), ("layers.1.self_attn.q_proj", 1), ("model.language_model.layers.0.self_attn.q_proj", 1)],
+)
+def test_a_target_is_found_by_any_end_of_its_name(target: str, layers: int) -> None:
+    """Down to its whole name, and with no module of the tower."""
+    from peft import get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    asked = {"model": "m", "data": "d", "target_modules": [target]}
+    model = AutoModelForImageTextToText.from_pretrained(tiny_vision.cached("qwen2-vl"))
+    adapted = get_peft_model(model, lora_config(asdict(from_dict(asked)), model))
+    made = [name for name, module in adapted.named_modules() if hasattr(module, "lora_A")]
+    assert len(made) == layers and all(name.endswith(target) for name in made)
+
+
 @pytest.mark.parametrize("kind", tiny_vision.one_of_each("mistral3"))
 def test_a_family_trains(kind: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", kind)
