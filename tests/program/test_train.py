@@ -375,8 +375,18 @@ def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> No
         ({"modules_to_save": ["norm", ""]}, "no_such_target", "''", "lm_head", "modules_to_save"),
         ({"modules_to_save": ["act_fn"]}, "no_such_target", "act_fn", "lm_head", "modules_to_save"),
         ({"modules_to_save": ["layers"]}, "no_such_target", "layers", "lm_head", "modules_to_save"),
+        *(
+            ({"modules_to_save": [name], "target_modules": ["q_proj"]}, "bad_recipe", got, "beside", "target_modules")
+            for name, got in (
+                ("q_proj", "no module is left"),
+                ("self_attn", "no module is left"),
+                ("model", "no module is left"),
+                ("attn", "model.layers.0.self_attn.q_proj"),
+                ("_proj", "model.layers.0.self_attn.q_proj"),
+            )
+        ),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
 )
 def test_a_value_that_the_libraries_do_not_know_is_refused(
     tmp_path: Path, values: dict[str, Any], code: str, got: str, expected: str, hint: str

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
         task_type="CAUSAL_LM",
     )
     check_experts(config, model)
+    check_apart(config, modules)
     return config
 
 
@@ -376,6 +378,25 @@ def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
         got=saved_name or "''",
         hint="correct modules_to_save in the recipe, or remove it",
     )
+
+
+def check_apart(config: Any, modules: list[tuple[str, Any]]) -> None:
+    """Refuses `modules_to_save` that leave no module for an adapter, and those that would train a module whole together
+    with its adapter: PEFT (0.21) leaves out a target only below a module that is named by whole parts of its name."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    ends = tuple(config.modules_to_save or ())
+    adapted = [name for name, _ in modules if check_target_module_exists(config, name)]
+    both = (n for n in adapted if any(part.endswith(ends) for part in accumulate(n.split("."), "{}.{}".format)))
+    found = next(both, None) if adapted else "no module is left for an adapter"
+    if found is not None:
+        raise Refused(
+            f"modules_to_save: {', '.join(ends)} trains whole what target_modules adapts",
+            code="bad_recipe",
+            expected="modules beside the targets, by whole parts of their names",
+            got=found,
+            hint="take these modules out of modules_to_save or out of target_modules in the recipe",
+        )
 
 
 def is_linear(module: Any) -> bool:
