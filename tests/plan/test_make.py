@@ -339,6 +339,14 @@ def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> 
     assert f"{epochs:g} epochs" in _reason(plan, "max_steps")
 
 
+def test_epochs_beside_steps_are_told_as_unread() -> None:
+    dataset = msgspec.structs.replace(CHAT, rows=1000)
+    words = "50 steps x 16 rows / 950 training rows"
+    for epochs, told in ((5, f"{words}; num_train_epochs 5 is not read"), (None, words)):
+        plan = _plan(dataset=dataset, effective_batch_size=16, max_steps=50, num_train_epochs=epochs)
+        assert (plan["recipe"]["max_steps"], _reason(plan, "epochs")) == (50, told)
+
+
 def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
     """An earlier or later stop is a part of what is decided on: 950 of 1000 rows train."""
     estimated = msgspec.structs.replace(CHAT, rows=1000, rows_estimated="estimated from the first 0.5 of 21 MB")

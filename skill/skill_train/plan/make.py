@@ -248,6 +248,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     elif rows:
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {_training_rows(rows, dataset)}"
+        why += "" if recipe.num_train_epochs is None else f"; num_train_epochs {recipe.num_train_epochs:g} is not read"
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
     require_feedable(values["max_steps"], recipe)
     values["warmup_steps"] = _warmup_steps(recipe, values["max_steps"], reasons)
