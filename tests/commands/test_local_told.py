@@ -75,7 +75,18 @@ def test_rows_that_were_left_out_are_told_with_the_epochs_that_they_made(command
     assert warned["epochs"] == "4 steps are 4 epochs of the 4 rows, so rows are repeated"
 
 
-def test_only_an_option_of_the_user_has_the_reason_asked(one_step: tuple[Path, Done]) -> None:
+def test_one_row_more_than_all_is_no_second_epoch(commands: Commands, tmp_path: Path) -> None:
+    """24 rows are fed of 23, which was told as "1 epochs"."""
+    tiny.write_rows(tmp_path / "rows.jsonl", 24)
+    (tmp_path / "recipe.yaml").write_text(
+        f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\neffective_batch_size: 8\nmax_steps: 3\n"
+    )
+    words = ("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    done = commands.run(tmp_path, dict(os.environ), *words)
+    assert done.data["epochs"] == 1.043 and "epochs" not in _warnings(done)
+
+
+def test_only_what_the_user_said_is_called_asked(one_step: tuple[Path, Done]) -> None:
     """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
     folder, done = one_step
     plan = json.loads((folder / "run" / "plan.json").read_text())

@@ -124,7 +124,7 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainReco
         if value not in (None, had):
             console.warn("kept_plan", f"the run started with {key} {had} and keeps it; {value} is ignored")
     epochs = _epochs(plan, record)
-    if epochs > 1 and (_steps_were_set(plan) or 10 * (record.data.skipped_rows or 0) > record.data.rows):
+    if epochs >= 1.05 and (_steps_were_set(plan) or 10 * (record.data.skipped_rows or 0) > record.data.rows):
         rows, times = record.data.train_rows, f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
         console.warn("epochs", f"{record.steps} steps are {times} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record)
