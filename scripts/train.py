@@ -5034,18 +5034,20 @@ def require_hub_inputs(plan: Plan) -> None:
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Reads the data from another place than the planned one. It must have the same bytes."""
-    if data is None:
+    """Reads the data of a plan from its place, or from another one. They must have the planned bytes; those of the Hub
+    have a revision instead."""
+    planned = plan.get("fingerprints", {}).get("data")
+    if data is None and planned is None:
         return
+    data = data or Path(plan["recipe"]["data"])
     if not data.exists():
         raise Refused(
             f"{data} does not exist",
             code="missing_file",
             expected="the file or folder that the plan was made with",
             got=str(data),
-            hint="check the path after --data, or omit --data",
+            hint="name the place where it lies now with --data, or plan again",
         )
-    planned = plan.get("fingerprints", {}).get("data")
     try:
         fingerprint = data_fingerprint(data, plan["recipe"])
         got = f"sha256 {fingerprint[:12]}…"
@@ -6454,6 +6456,7 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # --- watch ---
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
+TOKENS = "rows_sha256"  # under `data` in environment.json: the digest of the rows as they are fed
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a whole line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
@@ -6544,20 +6547,28 @@ def first_day(folder: Path) -> date | None:
     return from_earlier_start(path, read, "train into a new --run-dir") if path.is_file() else None
 
 
-def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
-    """Refuses to go on with other weights of the base than those that `environment.json` of the earlier start names.
-    Earlier versions recorded none."""
-    path = folder / "environment.json"
-    anew = "train into a new --run-dir"
-    recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
-    changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
+def check_inputs(folder: Path, weights: dict[str, FileDigest], rows_sha256: str) -> None:
+    """Refuses to go on with other weights of the base, or other tokens of the rows, than those that `environment.json`
+    of the earlier start names. Earlier versions recorded none."""
+    path, anew = folder / "environment.json", "train into a new --run-dir"
+    now = {name: digest["sha256"] for name, digest in weights.items()} | {TOKENS: rows_sha256}
+
+    def recorded(earlier: Any) -> dict[str, str | None]:
+        files: Any = earlier.get("base_weights") or weights
+        rows = earlier.get("data", {}).get(TOKENS, rows_sha256)
+        return {name: files.get(name, {}).get("sha256") for name in weights} | {TOKENS: rows}
+
+    was = from_earlier_start(path, recorded, anew) if path.is_file() else now
+    changed = [name for name in now if now[name] != was[name]]
     if changed:
+        rows = "tokens of the rows (by the data, the chat template or a library)"
+        what = rows if changed == [TOKENS] else "weights of the base model"
         raise Refused(
-            f"the weights of the base model have changed since this run began: {', '.join(changed)}",
+            f"the {what} have changed since this run began: {', '.join(changed)}",
             code="input_changed",
-            expected="the base_weights of environment.json",
-            got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
-            hint=f"put the weights back, or {anew}",
+            expected=f"the digest {was[changed[0]]!s:.12}… of environment.json",
+            got=f"sha256 {now[changed[0]]:.12}…",
+            hint=f"put them back as they were, or {anew}",
         )
 
 
@@ -8314,10 +8325,10 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        weights = base_weights(recipe)
+        started_with = environment(trainer, data, base_weights(recipe), folder)
         if checkpoint is not None:
-            check_base_weights(folder, weights)
-        write_json(folder / "environment.json", environment(trainer, data, weights, folder))
+            check_inputs(folder, started_with["base_weights"], started_with["data"]["rows_sha256"])
+        write_json(folder / "environment.json", started_with)
     # Every process takes part in the checks: the loss is gathered from all, and they would wait for a missing one.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

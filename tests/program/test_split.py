@@ -193,7 +193,8 @@ def test_a_resumed_run_keeps_the_rows_that_its_checkpoint_held_out(tmp_path: Pat
     (run / "checkpoints" / "checkpoint-2" / "held_out.json").unlink()
     _mark_again(run)
     (run / "held_out.jsonl").write_text("".join(json.dumps({"row": number}) + "\n" for number in range(8)))
-    (run / "metrics.jsonl").unlink()  # its lines are of the other split
+    for name in ("metrics.jsonl", "environment.json"):  # both are of the other split
+        (run / name).unlink()
     assert main([str(run / "plan.json"), "--resume"]) == 0
     now = [json.loads(line)["row"] for line in (run / "held_out.jsonl").read_text().splitlines()]
     assert now == list(range(8))
@@ -208,7 +209,8 @@ def test_a_checkpoint_says_its_own_split(tmp_path: Path) -> None:
     other = sorted({*range(40)} - {*earlier})[: len(earlier)]
     (run / "checkpoints" / "checkpoint-2" / "held_out.json").write_text(json.dumps(other))
     _mark_again(run)
-    (run / "metrics.jsonl").unlink()  # its lines are of the other split
+    for name in ("metrics.jsonl", "environment.json"):  # both are of the other split
+        (run / name).unlink()
     assert main([str(run / "plan.json"), "--resume"]) == 0
     assert [json.loads(line)["row"] for line in (run / "held_out.jsonl").read_text().splitlines()] == other
 
@@ -226,11 +228,44 @@ def test_going_on_with_other_rows_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "another_run"
 
 
-def _stopped(folder: Path, rows: list[Row]) -> Path:
+def test_rows_that_changed_after_the_plan_are_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record would name rows that were not trained."""
+    rows, run = training.write_data(tmp_path, [_row(number) for number in range(40)]), tmp_path / "run"
+    training.write_plan(run, tiny.cached("gemma"), rows, max_steps=4)
+    text = rows.read_text()
+    rows.write_text(text.replace("Depot 7.", "Depot 8."))
+    assert rows.read_text() != text and main([str(run / "plan.json")]) == 2
+    error = training.events(capsys.readouterr().out)[-1]["error"]
+    assert (error["code"], error["message"]) == ("input_changed", f"{rows} is not the data that was planned")
+    rows.rename(tmp_path / "moved.jsonl")
+    assert main([str(run / "plan.json")]) == 2
+    assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "missing_file"
+    assert not (run / "samples.jsonl").exists()
+
+
+def test_going_on_with_other_tokens_of_the_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many as before: another system message of the template, or a library that reads the rows in another way."""
+    base = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "base"))
+    run = _stopped(tmp_path, [_row(number) for number in range(40)], base)
+    config = base / "tokenizer_config.json"
+    text = config.read_text()
+    config.write_text(text.replace("helpful assistant", "friendly assistant"))
+    assert config.read_text() != text
+    capsys.readouterr()
+    assert main([str(run / "plan.json"), "--resume"]) == 2
+    error = training.events(capsys.readouterr().out)[-1]["error"]
+    assert (error["code"], "the tokens of the rows" in error["message"]) == ("input_changed", True)
+    config.write_text(text)
+    assert main([str(run / "plan.json"), "--resume"]) == 0
+
+
+def _stopped(folder: Path, rows: list[Row], base: Path | None = None) -> Path:
     """A run whose last checkpoint is that of step 2 of 4."""
     data = training.write_data(folder, rows)
     values = {"max_steps": 4, "effective_batch_size": 4, "split": (4, 1, 1), "held_out_fraction": 0.2}
-    plan = training.write_plan(folder / "run", tiny.cached("gemma"), data, placement={"save_steps": 2}, **values)
+    plan = training.write_plan(
+        folder / "run", base or tiny.cached("gemma"), data, placement={"save_steps": 2}, **values
+    )
     assert main([str(plan)]) == 0
     shutil.rmtree(folder / "run" / "checkpoints" / "checkpoint-4")
     shutil.rmtree(folder / "run" / "adapter")

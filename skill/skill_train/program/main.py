@@ -116,7 +116,7 @@ from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
 from skill_train.program.watch import (
     Watch,
-    check_base_weights,
+    check_inputs,
     check_split,
     first_day,
     newest_checkpoint,
@@ -189,10 +189,10 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        weights = base_weights(recipe)
+        started_with = environment(trainer, data, base_weights(recipe), folder)
         if checkpoint is not None:
-            check_base_weights(folder, weights)
-        write_json(folder / "environment.json", environment(trainer, data, weights, folder))
+            check_inputs(folder, started_with["base_weights"], started_with["data"]["rows_sha256"])
+        write_json(folder / "environment.json", started_with)
     # Every process takes part in the checks: the loss is gathered from all, and they would wait for a missing one.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

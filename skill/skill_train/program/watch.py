@@ -50,6 +50,7 @@ from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data
 
+TOKENS = "rows_sha256"  # under `data` in environment.json: the digest of the rows as they are fed
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a whole line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
@@ -140,20 +141,28 @@ def first_day(folder: Path) -> date | None:
     return from_earlier_start(path, read, "train into a new --run-dir") if path.is_file() else None
 
 
-def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
-    """Refuses to go on with other weights of the base than those that `environment.json` of the earlier start names.
-    Earlier versions recorded none."""
-    path = folder / "environment.json"
-    anew = "train into a new --run-dir"
-    recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
-    changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
+def check_inputs(folder: Path, weights: dict[str, FileDigest], rows_sha256: str) -> None:
+    """Refuses to go on with other weights of the base, or other tokens of the rows, than those that `environment.json`
+    of the earlier start names. Earlier versions recorded none."""
+    path, anew = folder / "environment.json", "train into a new --run-dir"
+    now = {name: digest["sha256"] for name, digest in weights.items()} | {TOKENS: rows_sha256}
+
+    def recorded(earlier: Any) -> dict[str, str | None]:
+        files: Any = earlier.get("base_weights") or weights
+        rows = earlier.get("data", {}).get(TOKENS, rows_sha256)
+        return {name: files.get(name, {}).get("sha256") for name in weights} | {TOKENS: rows}
+
+    was = from_earlier_start(path, recorded, anew) if path.is_file() else now
+    changed = [name for name in now if now[name] != was[name]]
     if changed:
+        rows = "tokens of the rows (by the data, the chat template or a library)"
+        what = rows if changed == [TOKENS] else "weights of the base model"
         raise Refused(
-            f"the weights of the base model have changed since this run began: {', '.join(changed)}",
+            f"the {what} have changed since this run began: {', '.join(changed)}",
             code="input_changed",
-            expected="the base_weights of environment.json",
-            got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
-            hint=f"put the weights back, or {anew}",
+            expected=f"the digest {was[changed[0]]!s:.12}… of environment.json",
+            got=f"sha256 {now[changed[0]]:.12}…",
+            hint=f"put them back as they were, or {anew}",
         )
 
 

@@ -149,18 +149,20 @@ def require_hub_inputs(plan: Plan) -> None:
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Reads the data from another place than the planned one. It must have the same bytes."""
-    if data is None:
+    """Reads the data of a plan from its place, or from another one. They must have the planned bytes; those of the Hub
+    have a revision instead."""
+    planned = plan.get("fingerprints", {}).get("data")
+    if data is None and planned is None:
         return
+    data = data or Path(plan["recipe"]["data"])
     if not data.exists():
         raise Refused(
             f"{data} does not exist",
             code="missing_file",
             expected="the file or folder that the plan was made with",
             got=str(data),
-            hint="check the path after --data, or omit --data",
+            hint="name the place where it lies now with --data, or plan again",
         )
-    planned = plan.get("fingerprints", {}).get("data")
     try:
         fingerprint = data_fingerprint(data, plan["recipe"])
         got = f"sha256 {fingerprint[:12]}…"
