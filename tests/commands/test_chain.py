@@ -40,6 +40,13 @@ def test_each_command_answers_with_one_document(chain: Chain, name: str) -> None
     assert "Traceback" not in done.stderr
 
 
+def test_status_names_the_step_that_is_next(chain: Chain, tmp_path: Path) -> None:
+    run = shutil.copytree(chain.run, tmp_path / "run")
+    for record, step in (("verify", "report"), ("convert", "verify"), ("train", "export-gguf")):
+        assert answered("status", run)[1]["next"] == [f"skill-train {step} {run}"]
+        (run / f"{record}.json").unlink()
+
+
 def test_a_local_run_says_what_the_design_promises(chain: Chain) -> None:
     run, local = chain.run, chain.answers["local"]
     data = local.data

@@ -28,6 +28,7 @@ from skill_train.run.train_record import TrainFailure
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 _READ_BYTES = 1_000_000  # a file of at most this size is read whole
 _LATELY_SECONDS = 300.0
+_STEPS = {"verify": "report", "convert": "verify", "train": "export-gguf"}  # the newest record, and what comes next
 _MESSAGES = {
     "colab": "it was written for Google Colab, which tells this machine nothing of it",
     "skypilot": "it was written for SkyPilot, which tells this machine nothing of it; sky queue shows it",
@@ -69,7 +70,8 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
 
 def _local_state(run: RunDir) -> tuple[Result, bool]:
     data = _state_of(run)
-    words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
+    after = next((step for record, step in _STEPS.items() if run.record(record).is_file()), "")
+    words = {"COMPLETED": after, "RUNNING": "status"}.get(data["stage"])
     following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
     failed = data["stage"] == "COMPLETED" and data["why"]
     commands = [] if failed else [following]
