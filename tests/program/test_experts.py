@@ -59,7 +59,13 @@ def test_a_mixture_of_experts_trains(commands: Commands, tmp_path: Path, name: s
     (base / "config.json").write_text(json.dumps(config | {"router_aux_loss_coef": 0.02}))
     record = _local(commands, tmp_path, base)
     assert record["figures"]["last_loss"] > 0
-    assert next(check for check in record["checks"] if check["name"] == "batches_are_valid")["verdict"] == "pass"
+    checks = {check["name"]: check for check in record["checks"]}
+    assert checks["batches_are_valid"]["verdict"] == "pass"
+    state = json.loads(next((tmp_path / "run").glob("checkpoints/checkpoint-2/trainer_state.json")).read_text())
+    more = 0.02 * state["log_history"][-1]["aux_loss"]  # some models have none, such as DeepSeek's
+    told = f"; the loss of the last step holds {more:.4f} more, for the balance of the experts"
+    assert (told in checks["loss_falls"]["detail"]) == (more > 0)
+    assert ("balance" in checks["loss_falls"]["detail"]) == (more > 0) == (name not in ("deepseek2", "llama4"))
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(WITHOUT_SDPA, ("gptoss",)))

@@ -50,6 +50,7 @@ def checks(loss: Callable[..., Any] = by_all, *, level: float = 1.0, rows: list[
         args=SimpleNamespace(bf16=False, fp16=False, per_device_train_batch_size=4),
         data_collator=collated,
         aux_loss_enabled=True,
+        state=SimpleNamespace(log_history=[]),
         compute_loss_context_manager=contextlib.nullcontext,
         compute_loss=loss,
         _metrics=defaultdict(dict),

@@ -243,6 +243,10 @@ class Checks:
 
         after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
+        balance = [logs["aux_loss"] for logs in self.trainer.state.log_history if logs.get("aux_loss")]
+        if balance:
+            more = self.trainer.router_aux_loss_coef * balance[-1]
+            detail += f"; the loss of the last step holds {more:.4f} more, for the balance of the experts"
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
