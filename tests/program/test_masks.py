@@ -18,7 +18,7 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.chat.answers import BESIDE_THOUGHTS, EARLIER_THOUGHTS, THOUGHTS_LEFT_OUT
+from skill_train.program.chat.answers import BESIDE_THOUGHTS, EARLIER_THOUGHTS, MARK, THOUGHTS_LEFT_OUT
 from skill_train.program.encode import ANOTHER_PROMPT, LEFT_OUT_TRAINED, NOT_RENDERED, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
@@ -101,6 +101,15 @@ def test_the_mask_is_the_one_that_generation_marks_give(tmp_path: Path, kind: st
     assert outside["input_ids"] == row["input_ids"]
     assert outside["assistant_masks"] == [int(label != IGNORED) for label in row["labels"]]
     assert 0 < sum(outside["assistant_masks"]) < len(row["labels"])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma", "mistral", "llama-spm"])
+def test_the_mark_by_which_answers_are_found_may_stand_in_a_text(tmp_path: Path, kind: str) -> None:
+    """The question was trained, and all before the last mark."""
+    turns = [TURNS[1] | {"content": f"What is {MARK}?"}, TURNS[2], TURNS[3], TURNS[4] | {"content": f"{MARK} is 6."}]
+    row, tokenizer = _encoded(tmp_path, kind, {"messages": turns})
+    told = [tokenizer.decode(ids).strip() for ids in _runs(row)]
+    assert [text.rpartition(".")[0] + "." for text in told] == ["Four.", f"{MARK} is 6."]
 
 
 def test_labels_are_the_tokens_themselves(tmp_path: Path) -> None:

@@ -339,8 +339,8 @@ class Encoder:
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The span of the answer without the token that ends it: what changes in the text when marks take the place of
-        its text and thoughts, and its calls are left out."""
-        for content in marked_texts(example["messages"][index]["content"]):
+        its text and thoughts, and its calls are left out. None if the row itself has the mark."""
+        for content in marked_texts(example["messages"][index]["content"]) if MARK not in rendered else ():
             text = self.render(*with_marks(example, index, content, CALLS))
             (head, mark, _), tail = text.partition(MARK), text.rpartition(MARK)[2]
             if mark and rendered.startswith(head) and rendered.endswith(tail):
