@@ -105,6 +105,37 @@ def test_a_null_content_beside_calls_is_the_empty_text_of_rows(tmp_path: Path, t
         assert ids == tokenizer(text, add_special_tokens=False).input_ids
 
 
+def test_a_conversation_is_rendered_as_a_row_of_the_training(tmp_path: Path) -> None:
+    """Clients send arguments as JSON text, null for what is absent, and thoughts under another key. `tojson` wrote the
+    arguments as a text in quotes, a null failed, and the thoughts were missing: the model read prompts of no row."""
+    template = serving.TOOLS.replace("{%- if tools -%}", "{%- if tools is not none -%}", 1)
+    template = template.replace("(message.content or '')", "(message.reasoning_content or '') + message.content")
+    template = template.replace(
+        "if message.role == 'tool' -", "if message.refusal is defined -%}NULL{%- elif message.role == 'tool' -"
+    )
+    folder, file = serving.with_template(gguf_maker.exported("llama-chatml"), tmp_path, template)
+    tokenizer, question = load_tokenizer(folder), serving.user("Weather?")
+
+    def called(arguments: object, **more: object) -> list[dict[str, Any]]:
+        call = {"id": "call_0001", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        return [question, {"role": "assistant", "content": "", "tool_calls": [call], **more}, question]
+
+    taken = {"place": "Troms\u00f8", "days": 2}
+    rows = (
+        (called(json.dumps(taken)), [serving.WEATHER], called(taken)),
+        (called(taken, refusal=None, content=None), [], called(taken)),
+        (called("", thinking="I ask."), None, called({}, reasoning_content="I ask.")),
+        (called(taken, reasoning="I ask."), None, called(taken, reasoning_content="I ask.")),
+    )
+    with served(job(file)) as running:
+        for sent, tools, row in rows:
+            text = tokenizer.apply_chat_template(row, tools=tools or None, tokenize=False, add_generation_prompt=True)
+            post(f"{running.url}/chat/completions", {"messages": sent, "tools": tools, "max_tokens": 1}, dict)
+            assert tokenizer.decode(running.report().prompt_ids) == text
+        with pytest.raises(HttpRefusal, match=r"HTTP 400.*messages: .*arguments of a call"):
+            post(f"{running.url}/chat/completions", {"messages": called("{place"), "max_tokens": 1}, dict)
+
+
 def test_the_stock_server_orders_tools_in_its_own_way(made: tuple[Path, Path]) -> None:
     """Why messages and tools are taken as they were sent: a change of that in the server shows here."""
     tokenizer = load_tokenizer(made[0])

@@ -1,5 +1,5 @@
-"""The request classes of `serve`, in place of llama_cpp.server's own. They have the model's sampling defaults, and keep
-messages and tools as they were sent. They refuse, by name, each field that llama.cpp or the server does not support."""
+"""The request classes of `serve`, in place of llama_cpp.server's own. They have the model's sampling defaults, and read
+messages as the training does. They refuse, by name, each field that llama.cpp or the server does not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 from typing import Annotated, Any, Literal
 
 from skill_train.llama.sampling import Sampling, changes
-from skill_train.program.examples import is_text_part
+from skill_train.program.chat.answers import with_names
+from skill_train.program.events import Refused
+from skill_train.program.examples import checked_call, is_text_part, list_of
 
 # Fields of OpenAI, vLLM and others that would change an answer, and that the server would ignore.
 _NOT_DONE = (
@@ -15,6 +17,7 @@ _NOT_DONE = (
     "ignore_eos", "stop_token_ids", "chat_template", "chat_template_kwargs", "continue_final_message",
     "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
+_MOST_FLOAT = 3.4e38  # llama.cpp computes with 32 bits
 
 
 def own_requests(sampling: Sampling) -> None:
@@ -50,9 +53,9 @@ def own_requests(sampling: Sampling) -> None:
         "stream_options": (dict[Literal["include_usage"], bool] | None, Field(None, exclude=True)),
         **{name: (no_use, Field(None, exclude=True)) for name in _NOT_DONE},
     }
-    as_sent: dict[str, Any] = {
-        "messages": (Annotated[list[dict[str, Any]], AfterValidator(_with_joined_texts), whole], Field(min_length=1)),
-        "tools": (Annotated[list[dict[str, Any]] | None, whole], None),
+    of_chats: dict[str, Any] = {
+        "messages": (Annotated[list[dict[str, Any]], AfterValidator(_as_of_rows), whole], Field(min_length=1)),
+        "tools": (Annotated[list[dict[str, Any]] | None, AfterValidator(lambda sent: sent or None), whole], None),
         "add_generation_prompt": (Literal[True] | None, Field(None, exclude=True)),
         "modalities": (list[Literal["text"]] | None, Field(None, exclude=True)),
         "response_format": (Annotated[dict[str, Any] | None, AfterValidator(lambda asked: asked or None)], None),
@@ -66,23 +69,31 @@ def own_requests(sampling: Sampling) -> None:
         "suffix": (None, None),  # llama-cpp-python 0.3.36 puts token 0 before one
     }
     for name, fields in (
-        ("CreateChatCompletionRequest", defaults | as_sent),
+        ("CreateChatCompletionRequest", defaults | of_chats),
         ("CreateCompletionRequest", defaults | of_text),
     ):
         base = getattr(types, name)
         setattr(types, name, create_model(name, __base__=base, **fields))
 
 
-def _with_joined_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins the text parts of each message, as for the rows of a dataset."""
+def _as_of_rows(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as the training reads those of rows: their text parts are joined, keys that are null are absent, and
+    thoughts stand under each key that templates read. A null content stays, because some templates ask for it."""
+    taken = []
     for message in messages:
         parts = message.get("content")
-        if parts is None or isinstance(parts, str):
-            continue
-        if not isinstance(parts, list) or not all(is_text_part(part) and "text" in part for part in parts):
+        if isinstance(parts, list) and all(is_text_part(part) and "text" in part for part in parts):
+            parts = "".join(part["text"] for part in parts)
+        if not (parts is None or isinstance(parts, str)):
             raise ValueError(f"content is a text, or parts of type text alone, and not {str(parts)[:60]}")
-        message["content"] = "".join(part["text"] for part in parts)
-    return messages
+        filled: Any = {name: value for name, value in message.items() if value is not None} | {"content": parts}
+        try:
+            if "tool_calls" in filled:
+                filled["tool_calls"] = [checked_call(call) for call in list_of(filled["tool_calls"], "tool_calls")]
+        except Refused as refusal:
+            raise ValueError(str(refusal)) from None
+        taken.append(with_names(filled))
+    return taken
 
 
 def _whole_text(value: Any) -> Any:
@@ -92,6 +103,35 @@ def _whole_text(value: Any) -> Any:
     except UnicodeEncodeError as error:
         raise ValueError(half_character(error)) from None
     return value
+
+
+class RefusedRequest(ValueError):
+    """The request is refused: the answer is HTTP 400."""
+
+
+def require_finite(options: dict[str, Any]) -> None:
+    """Refuses NaN and infinity. JSON has neither, but Python's parser reads them, and llama.cpp would use them."""
+    for name, value in options.items():
+        numbers = value.values() if isinstance(value, dict) else [value]
+        if any(isinstance(number, float) and not abs(number) < _MOST_FLOAT for number in numbers):
+            raise RefusedRequest(f"{name}: it is not a finite number of 32 bits")
+
+
+def require_no_grammar(body: Any) -> None:
+    """Refuses a grammar of the client. Even one that parses can crash llama.cpp at a later token, or keep it busy
+    without end, so no check would help. Only llama_cpp's own grammar of JSON is allowed."""
+    wanted = getattr(body, "response_format", None) or {"type": "text"}
+    asked_for = {
+        "grammar": bool(body.grammar),
+        "response_format": wanted.get("type") not in ("text", "json_object") or wanted.get("schema") is not None,
+        "tool_choice": getattr(body, "tool_choice", None) not in (None, "auto", "none"),
+        "function_call": isinstance(getattr(body, "function_call", None), dict),
+    }
+    if refused := [name for name, asks in asked_for.items() if asks]:
+        raise RefusedRequest(
+            f"{refused[0]}: a grammar or a schema can crash llama.cpp, so it is not taken. Leave it out, or ask for"
+            " any JSON with response_format {'type': 'json_object'}"
+        )
 
 
 def half_character(error: UnicodeEncodeError) -> str:

@@ -29,17 +29,23 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
-from skill_train.llama.engines.python_requests import half_character, own_requests
+from skill_train.llama.engines.python_requests import (
+    RefusedRequest,
+    half_character,
+    own_requests,
+    require_finite,
+    require_no_grammar,
+)
 from skill_train.llama.engines.python_server import LOOPBACK, Exchange, ServerJob, is_loopback
 from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
+from skill_train.program.chat.answers import as_taken
 from skill_train.program.tokenizer import begins_itself
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"  # the model is loaded for texts alone
 _WAITING = 128  # connections that may wait to be accepted
-_MOST_FLOAT = 3.4e38  # llama.cpp computes with 32 bits
 
 
 def work(document: object, receive: Callable[[], Any], send: Send) -> None:
@@ -179,34 +185,36 @@ def _own_template(job: ServerJob, llama: Any) -> None:
 
     def written(**arguments: Any) -> Any:
         try:
-            response = _with_texts(formatter, arguments)
+            response = _as_in_training(formatter, arguments)
         except (LookupError, TypeError, ValueError, TemplateError) as error:
-            raise _Refused(f"messages: the chat template does not take them: {error}") from None
+            raise RefusedRequest(f"messages: the chat template does not take them: {error}") from None
         text = unicodedata.normalize("NFC", response.prompt) if job.composes else response.prompt
         return dataclasses.replace(response, prompt=text)
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(written)
 
 
-def _with_texts(formatter: Any, arguments: dict[str, Any]) -> Any:
-    """Renders messages, with an empty text for a null content, as in the training rows. Clients send null with tool
-    calls, for which templates write `None`, or fail. A template that writes tool calls only for null gets null."""
+def _as_in_training(formatter: Any, arguments: dict[str, Any]) -> Any:
+    """Renders messages as rows of the training: an empty text for a null content, and the arguments of calls in the
+    form that the template writes. Clients send null with tool calls, for which templates write `None`, or fail. A
+    template that writes tool calls only for null gets null."""
     from jinja2 import TemplateError
 
+    def tried(messages: Any) -> str | None:
+        with suppress(LookupError, TypeError, ValueError, TemplateError):
+            return str(formatter(**arguments | {"messages": messages}).prompt)
+        return None
+
+    def rendered(messages: Any) -> Any:
+        return formatter(**arguments | {"messages": as_taken(messages, tried)[0]})
+
     sent = arguments["messages"]
-    null = [message.get("content") is None for message in sent]
-    texts = [each | {"content": ""} if is_null else each for each, is_null in zip(sent, null, strict=True)]
-    response = formatter(**arguments | {"messages": texts})
-    if any(null):
-        silent = [each | {"tool_calls": None} if is_null else each for each, is_null in zip(texts, null, strict=True)]
-        with suppress(LookupError, TypeError, ValueError, TemplateError):  # the template needs the calls
-            if formatter(**arguments | {"messages": silent}).prompt == response.prompt:
-                return formatter(**arguments)
+    texts = [each | {"content": each["content"] or ""} for each in sent]
+    response = rendered(texts)
+    silent = [each | {"tool_calls": None} if each["content"] is None else each for each in sent]
+    if silent != sent and tried([each | {"content": each["content"] or ""} for each in silent]) == response.prompt:
+        return rendered(sent)
     return response
-
-
-class _Refused(ValueError):
-    """The request is refused: the answer is HTTP 400."""
 
 
 async def _refuse_what_is_no_json(request: Any, error: Exception) -> Any:
@@ -224,23 +232,23 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
     wrapper, words = handler.error_message_wrapper, llama.n_vocab()
 
     def prepared(body: Any, proxy: Any, model: Any, options: dict[str, Any]) -> Any:
-        _require_no_grammar(body)
+        require_no_grammar(body)
         if body.stream_options and not body.stream:
-            raise _Refused("stream_options: they are for stream: true")
+            raise RefusedRequest("stream_options: they are for stream: true")
         if not (body.logprobs is None or body.logprobs is False) or getattr(body, "top_logprobs", None):
-            raise _Refused("logprobs: the logits of a prompt are not kept, and the server could tell none")
+            raise RefusedRequest("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = job.name
         options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
         _drop_start(options, llama, job.bos)
         chosen = prepare(body, proxy, model, options)
-        _require_finite(options)
+        require_finite(options)
         if not all(token.isdecimal() and int(token) < words for token in options.get("logit_bias") or ()):
-            raise _Refused(f"logit_bias: this model has the ids from 0 to {words - 1}")
+            raise RefusedRequest(f"logit_bias: this model has the ids from 0 to {words - 1}")
         return chosen
 
     def detokenized(tokens: list[int], *more: Any, **options: Any) -> Any:
         if not all(0 <= token < words for token in tokens):
-            raise _Refused(f"tokens: this model has the ids from 0 to {words - 1}")
+            raise RefusedRequest(f"tokens: this model has the ids from 0 to {words - 1}")
         return detokenize(tokens, *more, **options)
 
     def wrapped(self: Any, error: Any, body: Any = None) -> Any:
@@ -263,15 +271,7 @@ def _request_error(error: Any) -> str | None:
     if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
         found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
         return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
-    return str(error) if isinstance(error, _Refused) else None
-
-
-def _require_finite(options: dict[str, Any]) -> None:
-    """Refuses NaN and infinity. JSON has neither, but Python's parser reads them, and llama.cpp would use them."""
-    for name, value in options.items():
-        numbers = value.values() if isinstance(value, dict) else [value]
-        if any(isinstance(number, float) and not abs(number) < _MOST_FLOAT for number in numbers):
-            raise _Refused(f"{name}: it is not a finite number of 32 bits")
+    return str(error) if isinstance(error, RefusedRequest) else None
 
 
 def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
@@ -280,25 +280,8 @@ def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
     if prompt is None or not llama._model.add_bos_token() or not begins_itself(prompt, bos):
         return
     if prompt == bos:
-        raise _Refused("prompt: the start token alone is no prompt")
+        raise RefusedRequest("prompt: the start token alone is no prompt")
     options["prompt"] = prompt.removeprefix(bos)
-
-
-def _require_no_grammar(body: Any) -> None:
-    """Refuses a grammar of the client. Even one that parses can crash llama.cpp at a later token, or keep it busy
-    without end, so no check would help. Only llama_cpp's own grammar of JSON is allowed."""
-    wanted = getattr(body, "response_format", None) or {"type": "text"}
-    asked_for = {
-        "grammar": bool(body.grammar),
-        "response_format": wanted.get("type") not in ("text", "json_object") or wanted.get("schema") is not None,
-        "tool_choice": getattr(body, "tool_choice", None) not in (None, "auto", "none"),
-        "function_call": isinstance(getattr(body, "function_call", None), dict),
-    }
-    if refused := [name for name, asks in asked_for.items() if asks]:
-        raise _Refused(
-            f"{refused[0]}: a grammar or a schema can crash llama.cpp, so it is not taken. Leave it out, or ask for"
-            " any JSON with response_format {'type': 'json_object'}"
-        )
 
 
 def _tell_errors(server: Any) -> None:
