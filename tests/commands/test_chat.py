@@ -342,6 +342,19 @@ def test_a_conversation_in_a_terminal(made: gguf_maker.Export) -> None:
     assert code == 0, seen
 
 
+def test_a_turn_beyond_the_context_leaves_the_conversation(made: gguf_maker.Export, run: Path) -> None:
+    """It ended the command, and with it the conversation. The refused turn is not a part of the next prompt."""
+    turns = ["Hello\n", "word " * 200 + "\n", "And now?\n", "\x04"]
+    for words, model in (([str(made.file("f16"))], made.merged), ([str(run), "--file", "merged"], run / "merged")):
+        code, seen = typed([*words, "--max-tokens", "6", "--context", "128"], turns)
+        assert code == 0, seen
+        assert seen.count("the prompt is longer than the context") == 1 and "fewer than 128 tokens" in seen
+        messages = [{"role": "user", "content": "Hello"}]
+        messages.append({"role": "assistant", "content": greedy(model, None, messages, 6)})
+        messages.append({"role": "user", "content": "And now?"})
+        assert greedy(model, None, messages, 6).replace("\x0c", "�") in seen.replace("\r", "")
+
+
 def test_a_file_that_failed_its_proof_or_changed_since_is_told(commands: Commands, run: Path, tmp_path: Path) -> None:
     mine = Path(shutil.copytree(run, tmp_path / "run"))
     words = ("--prompt", QUESTION, "--max-tokens", 1, "--compare")

@@ -151,7 +151,14 @@ def _conversation(console: Console, speakers: list[_Speaker], images: list[str])
         while (line := console.typed(_SIGN)) is not None:
             if not line.strip():
                 continue
-            answers = _answers(console, speakers, line, images)
+            earlier = [[*speaker.messages] for speaker in speakers]
+            try:
+                answers = _answers(console, speakers, line, images)
+            except UsageError as refusal:  # such as a turn beyond the context: the conversation goes on without it
+                for speaker, messages in zip(speakers, earlier, strict=True):
+                    speaker.messages = messages
+                console.error(refusal)
+                continue
             turns += 1
             if len(answers) > 1:
                 console.draw(_side_by_side(answers))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, failure_of
 from skill_train.core.live_worker import LiveWorker, Send, live_worker, live_worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model, uses_gpu
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
@@ -140,8 +140,12 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
         chat = _Chat(llama, encoder, step, job)
         while True:
             request = msgspec.convert(receive(), ChatRequest)
-            answer = chat.answer(request, lambda text: send({"text": text}))
-            send({"answer": msgspec.to_builtins(answer)})
+            try:
+                answer = chat.answer(request, lambda text: send({"text": text}))
+            except UsageError as refusal:  # the next prompt may be answered
+                send(failure_of(refusal))
+            else:
+                send({"answer": msgspec.to_builtins(answer)})
 
 
 @dataclass
