@@ -303,6 +303,18 @@ def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf
     assert tuned.loss > 0 and evaluation.differences == []
 
 
+def test_a_file_of_another_vocabulary_is_not_asked(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """It read other words under the same ids, and got a loss. Beyond its tokens llama.cpp failed in its midst."""
+    rows = read_rows(run / "held_out.jsonl")[:2]
+    models = [Model("own", made.file("q4_k_m")), Model("other", gguf_maker.exported("llama-spm").file("q8_0"))]
+    own, other = step(models, rows, made, tmp_path).record.models
+    assert own.loss > 0 and own.reason == ""
+    assert other.loss is None and other.reason.startswith("it has other texts than the base for ")
+    rows[1]["input_ids"][3] = 700
+    (own,) = step(models[:1], rows, made, tmp_path).record.models
+    assert (own.loss, own.reason) == (None, "it knows 640 tokens, and the rows use number 700")
+
+
 def test_whole_texts_have_a_loss_and_no_answers(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
     rows = [row | {"kind": "text", "labels": row["input_ids"]} for row in read_rows(run / "held_out.jsonl")[:4]]
     warned: list[str] = []

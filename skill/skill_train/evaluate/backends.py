@@ -123,7 +123,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
     with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
-            return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
+            return unmeasured("transformers", unknown_token(rows, highest))
         device = device_of(network)
         network.to(device)
         sums = [
@@ -157,7 +157,7 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
     """Asks a GGUF file and its projector through llama.cpp. As in its server, llama.cpp resizes the pictures, and the
     chat template writes the prompt. Rows without pictures are asked by `ask_llama_cpp`."""
     if model.projector is None:
-        return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
+        return unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
     tokenizer = load_tokenizer(Path(model.pictures.image["model"]))
     reader = model.pictures.read_by(tokenizer)
@@ -166,7 +166,7 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
         if question.turns is None:
             continue
         if not is_asked_alike(reader, tokenizer, question.turns, question.prompt):
-            return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
+            return unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
         text = server_prompt(tokenizer, question.turns, MARKER)
         picture_questions.append(
             picture_answers.PairQuestion(text, question.turns.images, question.answer, question.most)
@@ -336,5 +336,9 @@ def _speed(answers: list[list[int]], seconds: float) -> float | None:
     return tokens / seconds if tokens and seconds else None
 
 
-def _unmeasured(backend: str, reason: str) -> Replies:
+def unmeasured(backend: str, reason: str) -> Replies:
     return Replies(backend, "", [], [], None, reason)
+
+
+def unknown_token(size: int, highest: int) -> str:
+    return f"it knows {size} tokens, and the rows use number {highest}"

@@ -18,11 +18,12 @@ from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.evaluate.backends import Model, Question, Replies, backend_of
+from skill_train.evaluate.backends import Model, Question, Replies, backend_of, unknown_token, unmeasured
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
 from skill_train.evaluate.pictures import require_pictures, turns_of
 from skill_train.evaluate.scorer_worker import Reply
 from skill_train.evaluate.scores import Scoring, exact, scores
+from skill_train.llama.gguf_header import read_model_file
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -111,11 +112,31 @@ def measure(
 ) -> ModelReplies:
     """One model's replies, with the scores of its answers."""
     ask, why = backend_of(model, backend)
-    replies = ask(model, questions, lambda share: progress(share, 1, model.name))
+    if other := _other_tokens(model, questions, tokenizer):
+        replies = unmeasured("llama.cpp", other)
+    else:
+        replies = ask(model, questions, lambda share: progress(share, 1, model.name))
     texts = _texts(questions, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
     right = _exact(questions, replies, texts, tokenizer)
     return ModelReplies(model, why, replies, right, own, [reply["answer"] for reply in texts])
+
+
+def _other_tokens(model: Model, questions: list[Question], tokenizer: Any) -> str:
+    """A sentence if a GGUF file has another vocabulary than the base, in which the ids of the rows are other words;
+    otherwise empty. The converter writes a few tokens in another way."""
+    if not model.is_gguf:
+        return ""
+    texts, used = read_model_file(model.path).tokens, sorted({token for each in questions for token in each.ids})
+    if used[-1] >= len(texts):
+        return unknown_token(len(texts), used[-1])
+    own = tokenizer.convert_ids_to_tokens(used)
+    others = sum(texts[token] != text for token, text in zip(used, own, strict=True))
+    return (
+        f"it has other texts than the base for {others} of the rows' {len(used)} tokens"
+        if 2 * others > len(used)
+        else ""
+    )
 
 
 def _exact(questions: list[Question], replies: Replies, texts: list[Reply], tokenizer: Any) -> list[float]:
