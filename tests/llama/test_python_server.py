@@ -206,6 +206,21 @@ def test_an_error_in_a_stream_is_told_as_without_one(shared: Served) -> None:
     assert asked.models.list().data  # it still answers
 
 
+def test_a_prompt_that_no_context_holds_is_not_tokenized(shared: Served) -> None:
+    """One word of 20 MB took llama.cpp minutes, in which nobody else was answered."""
+    for route, asked in (
+        ("chat/completions", {"messages": [serving.user("a" * 20_000_000)]}),
+        ("completions", {"prompt": "a" * 20_000_000}),
+    ):
+        request = urllib.request.Request(
+            f"{shared.url}/{route}", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=60)
+        with caught.value as answer:
+            assert answer.code == 400 and "more than 2048 tokens" in json.load(answer)["error"]["message"]
+
+
 def test_no_grammar_and_no_schema_ends_the_server(shared: Served) -> None:
     """llama.cpp crashes at most of these, and computes without end at one."""
     import openai

@@ -21,7 +21,7 @@ import socket
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,7 @@ def _own_template(job: ServerJob, llama: Any) -> None:
         except (LookupError, TypeError, ValueError, TemplateError) as error:
             raise RefusedRequest(f"messages: the chat template does not take them: {error}") from None
         text = unicodedata.normalize("NFC", response.prompt) if job.composes else response.prompt
+        _require_room(text, llama)
         return dataclasses.replace(response, prompt=text)
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(written)
@@ -240,6 +241,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         options["model"] = job.name
         options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
         _drop_start(options, llama, job.bos)
+        _require_room(options.get("prompt") or "", llama)
         chosen = prepare(body, proxy, model, options)
         require_finite(options)
         if not all(token.isdecimal() and int(token) < words for token in options.get("logit_bias") or ()):
@@ -272,6 +274,21 @@ def _request_error(error: Any) -> str | None:
         found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
         return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
     return str(error) if isinstance(error, RefusedRequest) else None
+
+
+@cache
+def _most_bytes(llama: Any) -> int:
+    """The size of a prompt that fills the context with the longest token."""
+    text = bindings().llama_vocab_get_text
+    return int(llama.n_ctx() * max(len(text(llama._model.vocab, token)) for token in range(llama.n_vocab())))
+
+
+def _require_room(prompt: str, llama: Any) -> None:
+    """Refuses a prompt that no context holds. llama.cpp takes minutes for a word of megabytes."""
+    if (size := len(prompt.encode())) > _most_bytes(llama):
+        raise RefusedRequest(
+            f"the prompt has {size:,} bytes: more than {llama.n_ctx()} tokens, the context of the server"
+        )
 
 
 def _drop_start(options: dict[str, Any], llama: Any, bos: str) -> None:
