@@ -477,6 +477,24 @@ def test_a_bias_moves_every_token_of_an_answer(server: Served) -> None:
             assert server.report().answer_ids == [70, 70, 70]
 
 
+def test_special_tokens_of_a_call_stay_in_the_answer(made: tuple[Path, Path], server: Served) -> None:
+    """Mistral's models begin a call with `[TOOL_CALLS]`. It was left out, so nobody could tell a call from a text."""
+    (mark,) = load_tokenizer(made[0])("<|im_start|>", add_special_tokens=False).input_ids
+    chat = {"messages": [serving.user("x")], "max_tokens": 2, "logit_bias": {str(mark): 1000}}
+    for more, text in (({"tools": [serving.WEATHER]}, "<|im_start|>" * 2), ({}, ""), ({"tools": []}, "")):
+        for stream in (False, True):
+            if stream:
+                chunks = client(server).chat.completions.create(model="x", stream=True, **chat, **more)
+                answer = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            else:
+                answer = post(f"{server.url}/chat/completions", chat | more, dict)["choices"][0]["message"]["content"]
+            assert server.report().answer_ids == [mark, mark] and answer == text
+            root = server.url.removesuffix("/v1")
+            assert post(f"{root}/extras/detokenize", {"tokens": [mark]}, dict)["text"] == ""
+            with pytest.raises(HttpRefusal, match=r"400.*tokens: "):
+                post(f"{root}/extras/detokenize", {"tokens": [10**9]}, dict)
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

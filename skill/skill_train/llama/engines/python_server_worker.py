@@ -230,7 +230,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
     """Refuses requests that would crash llama.cpp or be answered wrongly. Also names the model `job.name` in answers,
     where an unchanged server has the request's name or the file's path."""
     handler, prepare, detokenize = server.RouteErrorHandler, server.prepare_request_resources, llama.detokenize
-    wrapper, words = handler.error_message_wrapper, llama.n_vocab()
+    wrapper, words, create = handler.error_message_wrapper, llama.n_vocab(), llama._create_completion
 
     def prepared(body: Any, proxy: Any, model: Any, options: dict[str, Any]) -> Any:
         require_no_grammar(body)
@@ -239,6 +239,7 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         if not (body.logprobs is None or body.logprobs is False) or getattr(body, "top_logprobs", None):
             raise RefusedRequest("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = job.name
+        llama.detokenize = partial(detokenized, special=bool(getattr(body, "tools", None)))  # such as [TOOL_CALLS]
         options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
         _drop_start(options, llama, job.bos)
         _require_room(options.get("prompt") or "", llama)
@@ -253,17 +254,20 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
             raise RefusedRequest(f"tokens: this model has the ids from 0 to {words - 1}")
         return detokenize(tokens, *more, **options)
 
+    def created(*values: Any, **options: Any) -> Iterator[Any]:
+        try:
+            yield from create(*values, **options)
+        finally:  # for /extras/detokenize
+            llama.detokenize = detokenized
+
     def wrapped(self: Any, error: Any, body: Any = None) -> Any:
         message = _request_error(error)
         if message is None:
             return wrapper(self, error, body)
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
-    server.prepare_request_resources, llama.detokenize, handler.error_message_wrapper = (
-        prepared,
-        detokenized,
-        wrapped,
-    )
+    server.prepare_request_resources, handler.error_message_wrapper = prepared, wrapped
+    llama.detokenize, llama._create_completion = detokenized, created
 
 
 def _request_error(error: Any) -> str | None:
