@@ -573,6 +573,15 @@ def test_texts_that_end_the_models_answers_end_them_here(made: tuple[Path, Path]
             assert choice["message"]["content"] == whole.partition(ends)[0] and choice["finish_reason"] == "stop"
 
 
+def test_the_text_of_the_end_token_ends_no_answer(made: tuple[Path, Path], shared: Served) -> None:
+    """The token does. `</s>` is HTML too, and a file without an end token got empty answers with HTTP 200."""
+    asked = {"messages": [serving.user("Is it raining?")], "max_tokens": 12}
+    whole = post(f"{shared.url}/chat/completions", asked, dict)["choices"][0]
+    for text in ("", whole["message"]["content"][5:9]):
+        with served(job(made[1], eos=text, reports=False)) as running:
+            assert post(f"{running.url}/chat/completions", asked, dict)["choices"][0] == whole
+
+
 def test_a_key_is_asked_for_and_shown_nowhere(made: tuple[Path, Path]) -> None:
     import openai
 

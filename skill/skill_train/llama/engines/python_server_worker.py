@@ -190,7 +190,7 @@ def _own_template(job: ServerJob, llama: Any) -> None:
             raise RefusedRequest(f"messages: the chat template does not take them: {error}") from None
         text = unicodedata.normalize("NFC", response.prompt) if job.composes else response.prompt
         _require_room(text, llama)
-        return dataclasses.replace(response, prompt=text)
+        return dataclasses.replace(response, prompt=text, stop=None)  # the end token ends answers, not its text
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(written)
 
