@@ -39,7 +39,7 @@ def test_a_mix_takes_what_it_may_weigh() -> None:
 
 def test_it_is_said_before_the_start_and_refused_when_it_does_not_fit(tmp_path: Path) -> None:
     said = require_room({"merged": 1_000_000, "f16": 2_000_000, "tq1_0": None}, tmp_path)
-    assert said.startswith("needs up to 0.00 GB of disk (merged 0.00, f16 0.00), and what tq1_0 take;")
+    assert said.startswith("needs up to 3.0 MB of disk (merged 1.0 MB, f16 2.0 MB), and what tq1_0 take;")
     with pytest.raises(DecisionNeeded) as raised:
         require_room({"merged": 1 << 60, "f16": 1 << 60}, tmp_path)
     assert raised.value.code == "no_disk" and str(2 << 60) in raised.value.expected

@@ -43,8 +43,8 @@ def enough_megabytes(count: int) -> str:
 
 
 def size(count: float) -> str:
-    """`1.50 GB`, or `15.0 MB` below 0.1 GB."""
-    return gigabytes(count, 2) if count >= 1e8 else megabytes(count)
+    """`1.50 GB`, or `15.0 MB` below 0.1 GB, or `15.0 kB` below 0.1 MB."""
+    return gigabytes(count, 2) if count >= 1e8 else megabytes(count) if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def speed(rate: float) -> str:

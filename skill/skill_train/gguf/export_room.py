@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.core.units import gigabytes
+from skill_train.core.units import size
 from skill_train.estimate.artifacts import BITS, file_bytes
 from skill_train.facts import ModelFacts
 from skill_train.run.folder import require_space
@@ -49,10 +49,10 @@ def require_room(sizes: dict[str, int | None], folder: Path) -> str:
     Raises:
         DecisionNeeded: there is not enough disk space.
     """
-    known_sizes = {name: size for name, size in sizes.items() if size is not None}
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in known_sizes.items())
-    unknown = [name for name, size in sizes.items() if size is None]
-    require_space(folder, sum(known_sizes.values()), f"the export ({parts} GB)")
-    need = f"needs up to {gigabytes(sum(known_sizes.values()), 2)} of disk ({parts})"
+    counted = {name: count for name, count in sizes.items() if count is not None}
+    parts = ", ".join(f"{name} {size(count)}" for name, count in counted.items())
+    unknown = [name for name, count in sizes.items() if count is None]
+    require_space(folder, sum(counted.values()), f"the export ({parts})")
+    need = f"needs up to {size(sum(counted.values()))} of disk ({parts})"
     beside = f", and what {', '.join(unknown)} take" if unknown else ""
-    return f"{need}{beside}; {gigabytes(shutil.disk_usage(folder).free, 2)} are free"
+    return f"{need}{beside}; {size(shutil.disk_usage(folder).free)} are free"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.program_events import Probed
-from skill_train.core.units import bill, dollars, gigabytes
+from skill_train.core.units import bill, dollars, gigabytes, size
 from skill_train.estimate.artifacts import disk_bytes, job_disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
@@ -219,7 +219,7 @@ def _problems(
     disk = job_disk_bytes(model, trained) if flavor else whole.low if whole else None
     if disk is not None and free is not None and disk > free:
         writer = "the job" if flavor else "the run"
-        problems.append(("no_disk", f"{writer} writes {gigabytes(disk, 0)}, {gigabytes(free, 0)} are free"))
+        problems.append(("no_disk", f"{writer} writes {size(disk)}, {size(free)} are free"))
     return problems
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
-from skill_train.core.units import gigabytes
+from skill_train.core.units import size
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import FileName, Record
 
@@ -344,8 +344,8 @@ def require_only(folder: Path, described: Iterable[Path], record: Path) -> None:
 def _found_digest(file: Path, digest: FileDigest) -> str:
     if not file.is_file():
         return "missing"
-    size = file.stat().st_size  # a file of another size may be too large to be read
-    return f"{size} bytes" if size != digest["bytes"] else in_words(file_digest(file))
+    found = file.stat().st_size  # a file of another size may be too large to be read
+    return f"{found} bytes" if found != digest["bytes"] else in_words(file_digest(file))
 
 
 def in_words(digest: FileDigest) -> str:
@@ -362,7 +362,7 @@ def require_space(folder: Path, need_bytes: int, result: str) -> None:
     free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise DecisionNeeded(
-            f"not enough disk for {result}: needs {gigabytes(need_bytes, 2)}, {gigabytes(free, 2)} free at {existing}",
+            f"not enough disk for {result}: needs {size(need_bytes)}, {size(free)} free at {existing}",
             code="no_disk",
             expected=f"{need_bytes} bytes free",
             got=f"{free} bytes free",
