@@ -122,6 +122,22 @@ def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_plan_that_was_deleted_is_made_again_by_the_hint(tmp_path: Path) -> None:
+    """And is the plan of the run again: its proof stands."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "my run")))
+    run.plan.unlink()
+    again = ("local", run.recipe, "--run-dir", run.path)
+    refused = [
+        answered(*words) for words in (("verify", run.path), ("local", "--resume", "--run-dir", run.path), again)
+    ]
+    (hint,) = {answer["error"]["hint"] for _, answer in refused}
+    assert [code for code, _ in refused] == [2, 2, 2] and answered(*shlex.split(hint)[1:])[0] == 0
+    for words in (("verify", run.path), ("local", "--resume", "--run-dir", run.path), again):
+        code, answer = answered(*words)
+        assert (code, answer["data"]["reused"]) == (0, True)
+
+
+@pytest.mark.slow
 def test_a_file_of_a_model_folder_is_known_by_the_records_beside_it(tmp_path: Path) -> None:
     """Wherever the proof goes. The other reference has the same weights in another file: what measures passes."""
     model, other = (Path(shutil.copytree(tiny.cached("gemma"), tmp_path / name)) for name in ("model", "other"))

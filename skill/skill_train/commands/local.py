@@ -157,7 +157,7 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
     try:
         run = open_run(folder)
     except UsageError as error:
-        error.hint = f"skill-train local --model MODEL --data DATA --run-dir {quoted(folder)}"
+        error.hint = error.hint.replace("runs/first", quoted(folder))
         raise
     plan = plan_record.read(run.plan)
     if not _is_finished(run, plan):
