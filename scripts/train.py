@@ -390,8 +390,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes the whole file or nothing: under a temporary name, then renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes the whole file or nothing: under a temporary name, then renames it. Makes no folder: a run directory that
+    was moved while it is trained would become two."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "wb") as file:
         file.write(content)
@@ -6461,6 +6461,7 @@ NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
+ROWS = ("samples.jsonl", "held_out.jsonl")  # every run directory has them before its training begins
 TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
@@ -6487,6 +6488,26 @@ def abandoned(when: str) -> Refused:
         exit_code=EXIT_FAILED,
         expected="a command that waits for the training; it was killed, or its terminal was closed",
         hint=again(),
+    )
+
+
+@contextmanager
+def in_place(folder: Path) -> Iterator[None]:
+    """Explains errors after the run directory was moved: every file is missing then."""
+    try:
+        yield
+    except Exception:
+        if folder.is_dir():
+            raise
+        raise moved(folder) from None
+
+
+def moved(folder: Path) -> Refused:
+    return Refused(
+        f"{folder} was moved, renamed or removed while it was trained",
+        code="not_a_run",
+        expected="one folder until the training has ended",
+        hint=f"move it back, then {again()}; or put its new name in place of RUN",
     )
 
 
@@ -6718,11 +6739,17 @@ class Watch:
             "memory_bytes": self.memory(),
         }
         self.lines.append(line)
+        self.require_folder()
         if is_main_process():
             with open(self.metrics, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             event("step", **line)
         return bad is None
+
+    def require_folder(self) -> None:
+        """Refuses to go on in another folder of the same name, which libraries make after the run was moved."""
+        if is_main_process() and not any((self.metrics.with_name(name)).is_file() for name in ROWS):
+            raise moved(self.metrics.parent)
 
     def fed(self, step: int) -> Fed:
         batch, rows = self.recipe["effective_batch_size"], self.data["train"]
@@ -8297,7 +8324,8 @@ def main(argv: list[str]) -> int:
                     watch_standard_input(folder)
                 use_data(plan, arguments.data)
                 require_hub_inputs(plan)
-                run(plan, folder, resume=arguments.resume)
+                with in_place(folder):
+                    run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
         tell_failure(refusal, None if arguments.probe else folder)
         return refusal.exit_code
@@ -8328,6 +8356,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
+    watch.require_folder()  # the trainer makes one if there is none
     if is_main_process():
         started_with = environment(trainer, data, base_weights(recipe), folder)
         if checkpoint is not None:
@@ -8363,6 +8392,7 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
     if pictures is None:
         return rows
     images = folder / "images"
+    images.mkdir(exist_ok=True)
     named = []
     for row in rows:
         names = []

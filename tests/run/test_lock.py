@@ -167,6 +167,19 @@ def test_no_step_starts_beside_another(tmp_path: Path, command: tuple[str, ...])
     assert sorted(path for path in run.path.iterdir() if path.name != ".lock") == before
 
 
+@pytest.mark.parametrize("end", [None, FileNotFoundError("a file of the run")])
+def test_a_run_that_is_moved_is_named_instead_of_the_files_that_are_missing(
+    tmp_path: Path, end: Exception | None
+) -> None:
+    """A step would find no files, or write its record into another folder and call its verdict that of the run."""
+    run = RunDir(shutil.copytree(TINY, tmp_path / "run"))
+    with pytest.raises(UsageError) as caught, locked(run, "verify"):
+        run.path.rename(tmp_path / "moved")
+        if end is not None:
+            raise end
+    assert caught.value.code == "not_a_run" and "moved, renamed or removed" in caught.value.message
+
+
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no folder that root may not write either")
 def test_what_cannot_be_written_is_not_locked() -> None:
     """A proof that is there already can be read in a folder of somebody else."""

@@ -119,6 +119,7 @@ from skill_train.program.watch import (
     check_inputs,
     check_split,
     first_day,
+    in_place,
     newest_checkpoint,
     watch_standard_input,
 )
@@ -157,7 +158,8 @@ def main(argv: list[str]) -> int:
                     watch_standard_input(folder)
                 use_data(plan, arguments.data)
                 require_hub_inputs(plan)
-                run(plan, folder, resume=arguments.resume)
+                with in_place(folder):
+                    run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
         tell_failure(refusal, None if arguments.probe else folder)
         return refusal.exit_code
@@ -188,6 +190,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
+    watch.require_folder()  # the trainer makes one if there is none
     if is_main_process():
         started_with = environment(trainer, data, base_weights(recipe), folder)
         if checkpoint is not None:
@@ -223,6 +226,7 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
     if pictures is None:
         return rows
     images = folder / "images"
+    images.mkdir(exist_ok=True)
     named = []
     for row in rows:
         names = []

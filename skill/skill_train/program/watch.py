@@ -55,6 +55,7 @@ NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # keys of a
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
+ROWS = ("samples.jsonl", "held_out.jsonl")  # every run directory has them before its training begins
 TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
@@ -81,6 +82,26 @@ def abandoned(when: str) -> Refused:
         exit_code=EXIT_FAILED,
         expected="a command that waits for the training; it was killed, or its terminal was closed",
         hint=again(),
+    )
+
+
+@contextmanager
+def in_place(folder: Path) -> Iterator[None]:
+    """Explains errors after the run directory was moved: every file is missing then."""
+    try:
+        yield
+    except Exception:
+        if folder.is_dir():
+            raise
+        raise moved(folder) from None
+
+
+def moved(folder: Path) -> Refused:
+    return Refused(
+        f"{folder} was moved, renamed or removed while it was trained",
+        code="not_a_run",
+        expected="one folder until the training has ended",
+        hint=f"move it back, then {again()}; or put its new name in place of RUN",
     )
 
 
@@ -312,11 +333,17 @@ class Watch:
             "memory_bytes": self.memory(),
         }
         self.lines.append(line)
+        self.require_folder()
         if is_main_process():
             with open(self.metrics, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             event("step", **line)
         return bad is None
+
+    def require_folder(self) -> None:
+        """Refuses to go on in another folder of the same name, which libraries make after the run was moved."""
+        if is_main_process() and not any((self.metrics.with_name(name)).is_file() for name in ROWS):
+            raise moved(self.metrics.parent)
 
     def fed(self, step: int) -> Fed:
         batch, rows = self.recipe["effective_batch_size"], self.data["train"]

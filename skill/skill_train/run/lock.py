@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, quoted
 from skill_train.core.files import is_alive, place
 from skill_train.run.folder import RunDir
 
@@ -29,11 +29,16 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     killed. Yields None in a folder that cannot be written, where there is no lock.
 
     Raises:
-        UsageError: another process holds the lock; the message names it.
+        UsageError: another process holds the lock; the message names it. Or the run was moved or removed meanwhile.
     """
     otherwise = ", or use another --run-dir" if command in _WITH_RUN_DIR else ""
     with _locked(run.path / ".lock", run.path, otherwise, command) as file:
-        yield file
+        was_run = RunDir.is_one(run.path)
+        try:
+            yield file
+        finally:
+            if was_run and not RunDir.is_one(run.path):
+                raise _gone(run.path, command)  # the cause of other errors, such as a file that is missing
 
 
 @contextlib.contextmanager
@@ -77,6 +82,16 @@ def _locked(lock: Path, folder: Path, otherwise: str, command: str) -> Iterator[
             file.write(f"{place()}\nprocess {os.getpid()} on {socket.gethostname()} (skill-train {command})")
             file.flush()
         yield file
+
+
+def _gone(folder: Path, command: str) -> UsageError:
+    return UsageError(
+        f"{folder} was moved, renamed or removed while skill-train {command} worked in it",
+        code="not_a_run",
+        expected="one folder until the command has ended",
+        got="a folder without plan.json" if folder.is_dir() else "no such folder",
+        hint=f"move the run back to {quoted(folder)}, or give its new name, and run the same command again",
+    )
 
 
 def is_locked(run: RunDir) -> bool | None:

@@ -141,7 +141,7 @@ def _run_until_it_fits(
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     launch = plan_record.read(run.plan).launch
     failure: ProgramFailed | None = None
-    with open(run.log, "a", encoding="utf-8") as log:
+    with open(run.log, "a+", encoding="utf-8", errors="replace") as log:
         begun = {"at": timestamp(), "resume": resume, "program": str(train_program())}
         log.write(f"{_ATTEMPT}{json.dumps(begun)[1:]}\n")  # an event like those of the program
         log.flush()
@@ -153,8 +153,9 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
                 for event in events(line):
                     failure = failure or (event if event["event"] == "failed" else None)
                     _show(event, progress, say)
+        log.seek(start)
+        output = log.read()
     if child.process.returncode != 0:
-        output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
         printed = output if launch.arguments else ""  # without a launcher, the exit code itself is the cause
         code = _how_it_ended(child.process.returncode, child.stopped, failure, printed)
         interrupted = code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
