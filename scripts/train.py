@@ -392,6 +392,8 @@ def write_text(path: Path, text: str) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Writes the whole file or nothing: under a temporary name, then renames it. Makes no folder: a run directory that
     was moved while it is trained would become two."""
+    for left in path.parent.glob(f".{path.name}.*.part"):  # by a start that was killed, or had no disk
+        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "wb") as file:
         file.write(content)

@@ -37,6 +37,7 @@ def test_what_was_trained_is_kept_when_its_adapter_or_record_cannot_be(
     assert (code, answer["error"]["code"], "ulimit -f" in answer["error"]["hint"]) == (3, "no_disk", True), answer
     assert not (run / "adapter").exists() and not (run / "train.json").exists()
     assert _call(commands, None, "local", "--resume", "--run-dir", str(run))[0] == 0
+    assert list(run.rglob(".*.part")) == []
     weights = "adapter/adapter_model.safetensors"
     assert (run / weights).read_bytes() == (trained / weights).read_bytes()
 
