@@ -35,6 +35,18 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "HOME is not set" in answer["error"]["message"] and "export HOME=" in answer["error"]["hint"]
 
 
+@pytest.mark.parametrize("command", ["report", "local"])
+def test_a_current_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    run, here = Path(shutil.copytree(RUNS / "tiny", tmp_path / "run")), tmp_path / "here"
+    recipe = ("--model", tiny.cached("gemma"), "--data", _rows(tmp_path), "--run-dir", tmp_path / "new")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    code, answer = answered(command, *(recipe if command == "local" else (run,)))
+    assert (code, answer["error"]["code"]) == (2, "system_error"), answer
+    assert "current directory was removed" in answer["error"]["message"] and not (tmp_path / "new").exists()
+
+
 def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     run = Path(shutil.copytree(RUNS / "tiny", tmp_path / os.fsdecode(b"run-\xff")))
     before = sorted(run.iterdir())

@@ -174,6 +174,12 @@ def no_disk(error: BaseException) -> DecisionNeeded | None:
 def system_error(error: OSError) -> SkillTrainError:
     """The error for a full or read-only disk, or a missing permission, with the path. The user can mend it."""
     names = [str(name) for name in (error.filename, error.filename2) if name]  # a rename has two
+    if error.errno == errno.ENOENT and not names:  # as `os.getcwd` raises it; other functions name the file
+        return UsageError(
+            "the current directory was removed",
+            code="system_error",
+            hint="cd to a folder that exists, and run the same command again",
+        )
     return no_disk(error) or UsageError(
         f"{error.strerror or error}{': ' if names else ''}{' → '.join(names)}",
         code="system_error",

@@ -75,6 +75,7 @@ def train(
     """
     cloud_record.require_not_submitted(run)
     require_own_folder(run, plan)
+    os.getcwd()  # raises if it was removed: the child could not load its libraries
     there = set(run.path.glob("*"))
     with locked(run, "local") as lock:
         finished = already_there(run, plan, resume)
