@@ -62,7 +62,7 @@ KNOWN: dict[str, set[str]] = {
     "plan.launch_args": {"there", "unit"},
     "program.folders.checkpoints": {"otherwise"},
     "program.pictures.processor": {"OWN_FILE", "WHOLE_FILE"},
-    "program.watch": {"anew"},
+    "program.watch": {"again()", "anew"},
     "train.local": {"error.hint", "layout_words(smaller['placement'])"},
     "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
     "plan.file": {"again", "command", "others[0]"},
