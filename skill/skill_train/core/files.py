@@ -28,6 +28,23 @@ _SCRATCH = "skill-train"
 _LEFT_ALONE: list[Path] = []
 
 
+def require_writable(folder: Path) -> None:
+    """Refuses a long step before it starts if its record cannot be written.
+
+    Raises:
+        UsageError: the folder is read-only, or belongs to somebody else.
+    """
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{existing} is not writable",
+            code="system_error",
+            expected="a folder that you may write to",
+            got="a read-only folder, or a folder of another user",
+            hint="copy the folder to a writable place, or change its permissions",
+        )
+
+
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
     """A temporary folder beside `final`. It is renamed to `final` when the block succeeds, and removed when it fails.

@@ -17,6 +17,7 @@ from typing import Any
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
+from skill_train.core.files import require_writable
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of, unknown_token, unmeasured
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
@@ -30,7 +31,7 @@ from skill_train.model.sidecar_files import model_digests
 from skill_train.program.chat.labels import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
 from skill_train.run import evaluate_record, records
-from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.folder import StepResult, versions
 from skill_train.run.train_record import Row
 
 ROOM = 8  # tokens that an answer may be longer than the expected one

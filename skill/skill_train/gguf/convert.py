@@ -18,7 +18,7 @@ from typing import Any
 
 from skill_train.core.console import Bar, Warn
 from skill_train.core.errors import UsageError, nearest, quoted
-from skill_train.core.files import scratch_folder, whole_file, write_text
+from skill_train.core.files import require_writable, scratch_folder, whole_file, write_text
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose
@@ -32,7 +32,7 @@ from skill_train.model.weight_files import StoredTensor, stored_tensors
 from skill_train.reference.load import generation_config
 from skill_train.run import records
 from skill_train.run.export_record import ExportFigures, ExportReason, ExportRecord, exported_file
-from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, versions
 from skill_train.run.records import read_json
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")

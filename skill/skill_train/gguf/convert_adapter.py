@@ -16,7 +16,7 @@ from pathlib import Path
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
-from skill_train.core.files import whole_file
+from skill_train.core.files import require_writable, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.facts import JsonObject
 from skill_train.gguf.convert import refuse_existing
@@ -27,7 +27,7 @@ from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, r
 from skill_train.model.new_tokens import new_tokens
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
-from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, versions
 from skill_train.run.records import read_json
 
 _WHAT = {

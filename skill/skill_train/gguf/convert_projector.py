@@ -16,7 +16,7 @@ from pathlib import Path
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.core.files import whole_file
+from skill_train.core.files import require_writable, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.gguf.convert import ConvertRequest, convert_with, converter_versions, refuse_existing
 from skill_train.llama.float_type import choose
@@ -31,7 +31,7 @@ from skill_train.model.weight_files import stored_tensors
 from skill_train.program.pictures.processor import OWN_FILE
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
-from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
+from skill_train.run.folder import StepResult, finished_record, note_of
 
 _PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*connector|\w*projector\w*|\w*merger\w*)(?:\.|$)")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest, is_file_of
 from skill_train.core.errors import UsageError, quoted
-from skill_train.core.files import whole_file
+from skill_train.core.files import require_writable, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import run_worker
 from skill_train.gguf.quality.texts import FEWEST, SAMPLES, TRAINING, RunTexts
@@ -22,7 +22,7 @@ from skill_train.machine.limits import require_memory
 from skill_train.machine.read import physical_cores
 from skill_train.run import records
 from skill_train.run.export_record import ExportedFile, ExportReason, MatrixRecord, MatrixUse
-from skill_train.run.folder import StepResult, note_of, noted, require_writable, set_aside, versions
+from skill_train.run.folder import StepResult, note_of, noted, set_aside, versions
 
 FILE = "imatrix.gguf"
 # Types below q6 that llama.cpp rounds with the matrix (ggml-quants.c). Ternary types and mxfp4 do not use it.

@@ -19,7 +19,7 @@ from typing import Any
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError, quoted
-from skill_train.core.files import scratch_file, whole_file
+from skill_train.core.files import require_writable, scratch_file, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, run_worker
 from skill_train.gguf.convert import refuse_existing
@@ -41,7 +41,6 @@ from skill_train.run.folder import (
     or_another_out,
     require_space,
     require_unchanged,
-    require_writable,
     versions,
 )
 

@@ -25,7 +25,7 @@ import msgspec
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, not_installed, quoted, refusals
-from skill_train.core.files import whole_folder
+from skill_train.core.files import require_writable, whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
 from skill_train.facts import JsonObject
@@ -57,7 +57,6 @@ from skill_train.run.folder import (
     note_of,
     require_only,
     require_space,
-    require_writable,
     versions,
 )
 from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeRecord, MergeSettings

@@ -378,23 +378,6 @@ def require_space(folder: Path, need_bytes: int, result: str) -> None:
         )
 
 
-def require_writable(folder: Path) -> None:
-    """Refuses a long step before it starts if its record cannot be written.
-
-    Raises:
-        UsageError: the folder is read-only, or belongs to somebody else.
-    """
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
-    if not os.access(existing, os.W_OK):
-        raise UsageError(
-            f"{existing} is not writable",
-            code="system_error",
-            expected="a folder that you may write to",
-            got="a read-only folder, or a folder of another user",
-            hint="copy the folder to a writable place, or change its permissions",
-        )
-
-
 def _is_projector(path: Path) -> bool:
     """Whether a GGUF file is a projector, by its header. False for a file that cannot be read: the step that reads it
     as a model reports the error."""

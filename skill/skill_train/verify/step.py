@@ -17,7 +17,7 @@ from pathlib import Path
 from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
-from skill_train.core.files import scratch_folder
+from skill_train.core.files import require_writable, scratch_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
@@ -33,7 +33,7 @@ from skill_train.reference.pictures import PictureQuestion
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
 from skill_train.run.evaluate_record import rows_digest
-from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.folder import StepResult, versions
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions, worst
 from skill_train.verify.check import Findings
