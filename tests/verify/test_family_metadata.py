@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import tiny_families
-from converting import converted
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.run.verify_record import Check
 from skill_train.verify.metadata.check import check_metadata
@@ -106,31 +102,6 @@ def test_a_key_that_is_left_out_where_llama_cpp_takes_another_value(family: str,
     assert len(left) == len(gguf.metadata) - 1
     check = check_metadata(replace(gguf, metadata=left), config)
     assert check.verdict == "fail" and key in check.detail
-
-
-def test_layers_that_predict_further_tokens_are_layers_too(tmp_path: Path) -> None:
-    """As the published checkpoints of Qwen3.5 and Qwen3-Next have one, which transformers neither reads nor writes."""
-    model = Path(shutil.copytree(tiny_families.folder("qwen35"), tmp_path / "model"))
-    weights = load_file(model / "model.safetensors")
-    last = {name.partition("layers.1.")[2]: weight for name, weight in weights.items() if "layers.1." in name}
-    width = len(weights["model.norm.weight"])
-    further = {f"mtp.layers.0.{name}": weight.clone() for name, weight in last.items()}
-    further |= {
-        f"mtp.{name}.weight": torch.ones(width) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-    }
-    save_file(weights | further | {"mtp.fc.weight": torch.ones(width, 2 * width)}, model / "model.safetensors")
-    config = json.loads((model / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
-    (model / "config.json").write_text(json.dumps(config))
-    without = Path(shutil.copytree(tiny_families.folder("qwen35"), tmp_path / "as transformers saves it"))
-    shutil.copy(model / "config.json", without)
-    assert check_metadata(read_gguf(converted(without, tmp_path / "without")), config).verdict == "pass"
-    gguf = read_gguf(converted(model, tmp_path))
-    check = check_metadata(gguf, config)
-    assert check.verdict == "pass", check.detail
-    key = "qwen35.attention.recurrent_layers"
-    assert gguf.metadata[key] == [True, False, False]
-    for wrong in ([True, False], [True, False, True], [False, False, False]):
-        assert check_metadata(replace(gguf, metadata=gguf.metadata | {key: wrong}), config).verdict == "fail"
 
 
 @pytest.mark.parametrize(

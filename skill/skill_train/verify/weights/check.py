@@ -23,6 +23,7 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, Finding, NotChecked
 from skill_train.verify.check import first_few
 from skill_train.verify.weights.arrangements import as_in_model, one_more
+from skill_train.verify.weights.further_layers import further_weights
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rows import ENOUGH_OF_CHANGE, ChangeSums, Rows, errors, wrong_length
 from skill_train.verify.weights.tensors import row_chunks, weights_of
@@ -45,9 +46,10 @@ def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path
     import torch
 
     before = _before(base, adapter)
-    makers = dict(merged_weights(model, adapter))
-    shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     config = model.config.get_text_config()
+    further = dict(further_weights(base, config.num_hidden_layers))
+    makers = dict(merged_weights(model, adapter)) | further
+    shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     placed = cache(lambda arch, widths: places(arch, config, shapes, dict(widths)))  # mostly the same for all files
     comparisons = [_FileComparison(gguf, placed(*_laid_out(gguf)), adapter is not None, bool(before)) for gguf in files]
 
@@ -58,7 +60,7 @@ def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path
                 chosen.setdefault(place, []).append(comparison)
         if chosen:
             weight, stored = named[1](), named[1].args[0]
-            own = stored if weight is not stored else None
+            own = stored if weight is not stored and named[0] not in further else None
             if own is None and named[0] in before and before[named[0]].shape == tuple(weight.shape):
                 own = read_tensor(before[named[0]])
             for place, files_of_place in chosen.items():

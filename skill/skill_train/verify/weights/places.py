@@ -42,6 +42,7 @@ _PUBLISHED: tuple[tuple[str, str], ...] = (
 )
 _EXPERT = re.compile(r"\.experts\.\d+(?=\.)")
 _LAYER = re.compile(r"\.(\d+)\.")
+_FURTHER = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.(?:norm|head)|embed_tokens)\.weight")
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 VOCABULARY = (EMBEDDING, OUTPUT)  # may have more or fewer rows than the model, if the vocabulary was filled up
 
@@ -86,14 +87,17 @@ def places(arch: str, config: Any, shapes: Mapping[str, tuple[int, ...]], widths
         shapes: of the weights of the model, by name.
         widths: row lengths of the tensors of the file, by name.
     """
-    names = name_map(arch, config.num_hidden_layers)
+    layers = {source: int(layer[1]) for source in shapes if (layer := _LAYER.search(source))}
+    names = name_map(arch, max([config.num_hidden_layers - 1, *layers.values()]) + 1)
     result = Places([], {}, [])
     ends: dict[str, int] = {}
     for source, shape in sorted(shapes.items(), key=_numbers_in_order):
         if _ELSEWHERE.search(source):
             continue
         targets = list(_targets(arch, config, source, names, widths)) if names else []
-        if not targets:
+        if layers.get(source, 0) >= config.num_hidden_layers:  # a converter need not write these layers
+            targets = [(tensor, arrange) for tensor, arrange in targets if tensor in widths]
+        elif not targets:
             result.unplaced.append(source)
         for tensor, arrange in targets:
             if tensor not in widths:
@@ -124,6 +128,8 @@ def _targets(
 def _mapped(name: str, names: Any) -> str | None:
     if name in ("lm_head.weight", "embed_out.weight"):  # the map has no output layer where llama.cpp ties it
         return OUTPUT
+    if (further := _FURTHER.fullmatch(name)) is not None:  # the map has them for some architectures alone
+        return f"blk.{further[1]}.nextn.{further[2].replace('.', '_')}.weight"
     candidates = (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts."))
     tensors = (names.get_name(candidate, try_suffixes=(".weight", ".bias")) for candidate in candidates)
     return next(filter(None, tensors), None)
