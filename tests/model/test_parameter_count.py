@@ -71,6 +71,10 @@ def test_which_vision_models_load_for_their_text() -> None:
         config = recorded(name)["config"]
         if model_config.is_vision(config):
             assert (config["model_type"] in loads) is (config["model_type"] in TEXT_OF_VISION), name
+    for kind, names in loads.items():  # a class of the text alone, for a config with a tower
+        if "ForCausalLM" in str(names) and kind in transformers.CONFIG_MAPPING and "assistant" not in kind:
+            whole = transformers.CONFIG_MAPPING[kind]().to_dict()
+            assert not model_config.is_vision(whole) or kind in TEXT_OF_VISION, kind
 
 
 def _built(config: dict[str, Any]) -> int:

@@ -58,7 +58,10 @@ _ONE_FULL_OF = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4, "
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
 # Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
 # MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
-TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
+TEXT_OF_VISION = (
+    "dots3_note", "fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5",
+    "qwen3_5_moe", "qwen4_exp",
+)  # fmt: skip
 # Keys under which models describe how they read images.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
 # torch's names, safetensors' names
