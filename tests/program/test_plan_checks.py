@@ -422,7 +422,8 @@ def test_under_a_limit_of_the_address_space_it_is_memory(tmp_path: Path) -> None
     """0.4 GB are enough for Python and not for torch, which is imported with the first library."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); sys.argv.pop(0); "
     program = [sys.executable, "-c", limit + "runpy.run_path(sys.argv[0], run_name='__main__')", str(train_program())]
-    done = subprocess.run([*program, str(_write(tmp_path, _plan()))], capture_output=True, text=True, timeout=60)
+    path = _write(tmp_path, _changed(["fingerprints", "data"], None))  # the data would be missed before
+    done = subprocess.run([*program, str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "out_of_memory"
 
