@@ -36,6 +36,8 @@ LEFT_OUT = {
     "qwen2moe": _MLP | {"shared_expert_gate"},
     **dict.fromkeys(("qwen3next", "qwen35moe"), _MLP | {"shared_expert_gate", "out_proj"}),
     "qwen35": {"out_proj"},  # like a state-space mixer
+    "gemma4": {"per_layer_input_gate", "per_layer_model_projection"},  # the second stands in no layer
+    "gemma4moe": {"proj"},  # of the router
     "llama4": {"router"},
     "lfm2moe": {"w1", "w2", "w3"},
     # State-space mixers. transformers' fused kernels read these weights without calling the layer.
@@ -47,6 +49,7 @@ LEFT_OUT = {
 }
 MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
 MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "qwen35moe", "dots1", "minimaxm2"}
+MIXTURES |= {"gemma4moe"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 

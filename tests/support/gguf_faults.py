@@ -188,7 +188,7 @@ def _of_order(good: GgufFile) -> dict[str, Fault]:
             "2 % of the merges dropped": [one for number, one in enumerate(merges) if number % 50 != 49],
         }
         found = {name: Fault("vocabulary", metadata={"tokenizer.ggml.merges": one}) for name, one in lists.items()}
-    if scores:
+    if scores and not merges:  # llama.cpp reads no scores of Gemma 4
         found["scores reversed"] = Fault("vocabulary", metadata={"tokenizer.ggml.scores": scores[::-1]})
     return found
 
@@ -201,7 +201,8 @@ def _of_ids(good: GgufFile) -> dict[str, Fault]:
     }
     adds = {"llama": True, "gpt2": False}.get(good.metadata["tokenizer.ggml.model"])  # what llama.cpp does by itself
     adds = good.metadata.get("tokenizer.ggml.add_bos_token", adds)
-    found["add_bos_token flipped"] = _number(good, "special_tokens", "add_bos_token", not adds)
+    if good.metadata["tokenizer.ggml.model"] != "gemma4":  # whose texts begin with it whatever the file says
+        found["add_bos_token flipped"] = _number(good, "special_tokens", "add_bos_token", not adds)
     if good.metadata["tokenizer.ggml.model"] == "gpt2":
         other_pre = {"tokenizer.ggml.pre": _PRE.get(str(good.metadata.get("tokenizer.ggml.pre")), "gpt-2")}
         found["another way to cut words"] = Fault("tokens", metadata=other_pre)

@@ -89,6 +89,15 @@ _GRANITE = {
     "attention_multiplier": 0.0156,
     "logits_scaling": 8.0,
 }
+_GEMMA4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 64,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
 # Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma1": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
@@ -101,6 +110,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3Text",
         "gemma",
         {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "sliding_window": 64},
+    ),
+    "gemma4": (  # as E2B and E4B: input of each layer, and layers with the keys of earlier ones
+        "Gemma4Text",
+        "gemma4",
+        _GEMMA4
+        | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 2116}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4moe": (  # as 26B-A4B; 31B is the same without experts
+        "Gemma4Text",
+        "gemma4",
+        _GEMMA4
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     ),
     "llama3": ("Llama", "gpt2", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama-bias": ("Llama", "spm", {"attention_bias": True, "mlp_bias": True}),
@@ -461,7 +484,8 @@ def _build(name: str, part: Path) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for weight in model.parameters():
+        factors = [weight for name, weight in model.named_buffers() if name.endswith("layer_scalar")]
+        for weight in (*model.parameters(), *factors):
             noise = torch.randn(weight.shape)
             weight.copy_((1 + 0.1 * noise if weight.ndim == 1 else noise / weight.shape[-1] ** 0.5).to(torch.bfloat16))
     model.generation_config.update(bos_token_id=ids["bos"], eos_token_id=ids["eos"], pad_token_id=ids["pad"])
@@ -471,6 +495,8 @@ def _build(name: str, part: Path) -> None:
 def _tokenizer(vocabulary: str, part: Path) -> dict[str, Any]:
     if vocabulary == "gemma":
         return tiny_vocab.write_gemma(part)
+    if vocabulary == "gemma4":
+        return tiny_vocab.write_gemma4(part, tiny.vocab_folder())
     if vocabulary == "spm":
         return tiny_vocab.write_llama_spm(part, tiny.vocab_folder(), template=tiny_templates.LLAMA_2)
     if vocabulary == "qwen":

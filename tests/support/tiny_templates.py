@@ -105,6 +105,8 @@ GEMMA = (
     "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
 )
 
+GEMMA_4 = GEMMA.replace("<start_of_turn>", "<|turn>").replace("<end_of_turn>", "<turn|>")
+
 # A mark for each role and one for the end of a turn.
 PHI_3 = (
     "{%- for message in messages -%}"

@@ -28,6 +28,10 @@ _QWEN_TEXT = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
 _QWEN_TEXT += ["<|repo_name|>", "<|file_sep|>"]
 _QWEN3_TEXT = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 
+_GEMMA_4_SPECIAL = ["<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"]
+_GEMMA_4_SPECIAL += ['<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>", "<|image>", "<|audio>"]
+_GEMMA_4_SPECIAL += ["<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"]
+
 _GEMMA_TEXT = """The farmer walked to the market with seven red apples and a basket of bread. Nobody knew what time it
 was, but the clock on the tower said half past ten. "How much is the fish?" she asked. "Four coins," said the man, "or
 three if you take two." In winter the river freezes and children skate on it; in summer boats go up and down all day.
@@ -238,6 +242,42 @@ def write_gemma(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
     added |= {5: "<start_of_turn>", 6: "<end_of_turn>", **dict(enumerate(around, start=7))}
     _write_sentencepiece(folder, config, added)
     return {"vocab_size": 640, "bos": 2, "eos": 1, "pad": 0, "stop": [1, 6]}
+
+
+def write_gemma4(folder: Path, vocab_folder: Path) -> dict[str, Any]:
+    """The first pieces of Gemma 4's vocabulary, with its special tokens and the signs of ASCII: no tokenizer.model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    path = vocab_folder / "ggml-vocab-gemma-4.gguf"
+    types = _field(path, "tokenizer.ggml.token_type")
+    tokens = [
+        token
+        for number, token in enumerate(_strings(path, "tokenizer.ggml.tokens"))
+        if number < 2000 or types[number] in (3, 4) or (len(token) == 1 and (token.isascii() or token == "▁"))
+    ]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    pairs = (_pair(merge, vocab) for merge in _strings(path, "tokenizer.ggml.merges"))
+    backend = Tokenizer(
+        models.BPE(
+            vocab=vocab, merges=[pair for pair in pairs if pair], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.post_processor = _bos_processor(("<bos>", 2))
+    named = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")}
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in named.values()])
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _GEMMA_4_SPECIAL])
+    extra = {f"extra{number}_token": text for number, text in enumerate(_GEMMA_4_SPECIAL)}
+    config = {"tokenizer_class": "GemmaTokenizer", **named, "extra_special_tokens": extra}
+    _write(folder, backend, tiny_templates.GEMMA_4, config)
+    return {"vocab_size": len(tokens), "bos": 2, "eos": 1, "pad": 0, "stop": [1, vocab["<turn|>"]]}
+
+
+def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str] | None:
+    """The two parts of a merge, if they and the whole are in the vocabulary."""
+    left, right = merge.split(" ")
+    return (left, right) if {left, right, left + right} <= vocab.keys() else None
 
 
 def _byte_level(

@@ -105,7 +105,8 @@ def test_a_key_that_is_left_out_where_llama_cpp_takes_another_value(family: str,
 
 
 @pytest.mark.parametrize(
-    ("family", "table"), [("llama3", "rope_freqs.weight"), ("phi3-long", "rope_factors_long.weight")]
+    ("family", "table"),
+    [("llama3", "rope_freqs.weight"), ("phi3-long", "rope_factors_long.weight"), ("gemma4", "rope_freqs.weight")],
 )
 def test_rope_factors_that_are_all_one(family: str, table: str, tmp_path: Path) -> None:
     config, gguf = files(family)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # What only llama.cpp can tell, which runs the file; and one of each list.
 SHORT = ("norm by 2 %", "an ordinary token as eos", "scores reversed", "template changed for tools")
-LONG = ("qwen2", "qwen3", "mistral", "gpt2", "llama-spm", "qwen3moe", "olmo2", "gemma2", "granite", "smollm3")
+LONG = ("qwen2", "qwen3", "mistral", "gpt2", "llama-spm", "qwen3moe", "olmo2", "gemma2", "gemma4", "granite", "smollm3")
 
 
 def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict[str, set[str]]:

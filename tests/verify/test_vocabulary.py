@@ -47,6 +47,19 @@ def test_a_correct_file_passes(name: str) -> None:
     assert check.verdict == ("warn" if name == "nemotron" else "pass"), check.detail
 
 
+def test_special_tokens_of_gemma4_that_an_answer_shows() -> None:
+    """The converter stores seven of them as text. The marks of a turn are not among them."""
+    folder, gguf = tiny_families.converted("gemma4")
+    assert vocabulary(folder, gguf).verdict == "pass"
+    key, tokens = "tokenizer.ggml.token_type", gguf.tokens
+    for text, kind in (("<|turn>", 4), ("<|turn>", 1), ("<|channel>", 1), ("<|channel>", 6)):
+        wrong = gguf.metadata[key].copy()
+        wrong[tokens.index(text)] = kind
+        check = vocabulary(folder, changed(gguf, key, wrong))
+        assert check.verdict == "fail" and f"token {tokens.index(text)} is of type {kind}" in check.detail
+    assert vocabulary(folder, changed(gguf, "tokenizer.ggml.model", "llama")).verdict == "fail"
+
+
 @pytest.mark.parametrize(
     "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.torture) for n in ("qwen2", "llama-bpe"))]
 )

@@ -24,7 +24,7 @@ _CONSTANTS: dict[str, float] = {
 }
 # Architectures whose config.json need not count the layers that predict further tokens.
 _PREDICT = {"qwen3next", "qwen35", "qwen35moe"}
-_UNSCALED = {"llama3", "dynamic", "mrope"}  # llama.cpp scales none of these by metadata
+_UNSCALED = {"llama3", "dynamic", "mrope", "proportional"}  # llama.cpp scales none of these by metadata
 
 
 def lacking(key: str, value: Any, config: Stated, gguf: GgufFile) -> Any:

@@ -148,6 +148,8 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "attention.key_length": lambda config, _: divided(config),
     "attention.value_length": lambda config, _: divided(config),
     "rope.dimension_count": lambda config, gguf: gguf.of_architecture("attention.key_length") or divided(config),
+    "rope.dimension_count_swa": lambda config, gguf: gguf.of_architecture("rope.dimension_count"),
+    "attention.shared_kv_layers": lambda *_: 0,
     "rope.freq_base": lambda *_: 10000.0,
     "rope.freq_base_swa": lambda _, gguf: (
         10000.0 if gguf.architecture.startswith("gemma3") else gguf.of_architecture("rope.freq_base") or 10000.0
@@ -158,7 +160,7 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "rope.scaling.factor": lambda *_: 1.0,
     "rope.scaling.original_context_length": lambda config, gguf: _original(config, gguf),
     "attn_logit_softcapping": lambda _, gguf: 50.0 if gguf.architecture == "gemma2" else 0.0,
-    "final_logit_softcapping": lambda _, gguf: 30.0 if gguf.architecture == "gemma2" else 0.0,
+    "final_logit_softcapping": lambda _, gguf: 30.0 if gguf.architecture in ("gemma2", "gemma4") else 0.0,
     "logit_scale": lambda *_: 1.0,
     "embedding_scale": lambda *_: 1.0,
     "residual_scale": lambda *_: 1.0,

@@ -17,7 +17,7 @@ from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config
 from skill_train.verify.metadata.class_config import class_config_of
-from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
+from skill_train.verify.metadata.rope import kind_of, of_full_layers, rope_of, scaling_of
 
 _DOWN = re.compile(r"blk\.(\d+)\.ffn_down\.weight")
 _UNLIMITED = 1 << 20  # context of recurrent models. They have no longest text, and the file needs some number
@@ -101,7 +101,11 @@ def _mla(config: Stated) -> bool:
 
 
 def _head(config: Stated) -> Any:
-    return config("head_dim") or divided(config)
+    return of_full_layers(config.defaults).get("head_dim") or config("head_dim") or divided(config)
+
+
+def _window_head(config: Stated, _: GgufFile | None = None) -> Any:
+    return config("swa_head_dim") or config("head_dim") or divided(config)
 
 
 def _key_length(config: Stated, gguf: GgufFile) -> Any:
@@ -145,6 +149,8 @@ def _heads_kv(config: Stated, gguf: GgufFile) -> Any:
         return 1
     heads = 1 if config.text.get("multi_query") is True and not config.text.get("new_decoder_architecture") else None
     heads = heads or config.of_class("num_key_value_heads", "num_kv_heads", "n_head_kv") or _heads(config, gguf)
+    if own := of_full_layers(config.defaults).get("num_key_value_heads"):
+        return [own if kind == "full_attention" else heads for kind in config.layer_kinds]
     if gguf.architecture in _LISTED or not _WITHOUT_KV & set(config.layer_kinds):
         return heads
     return [0 if layer in _WITHOUT_KV else heads for layer in config.layer_kinds]
@@ -181,6 +187,8 @@ def _feed_forward(config: Stated, gguf: GgufFile) -> Any:
 def _rotated(config: Stated, _: GgufFile) -> Any:
     if _mla(config):
         return config("qk_rope_head_dim")
+    if kind_of(config.rope) == "proportional":  # the table of factors says which part turns
+        return _head(config)
     share = config.rope.get("partial_rotary_factor") or config("partial_rotary_factor", "rotary_pct", "rope_pct") or 1.0
     head = _head(config)
     return None if head is None else int(head * share)
@@ -300,6 +308,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "block_count": _layers,
     "context_length": _context,
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "feed_forward_length": _feed_forward,
     "use_parallel_residual": ("use_parallel_residual",),
     "attention.head_count": _heads,
@@ -308,8 +317,8 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "attention.value_length": _value_length,
     "attention.key_length_mla": _key_length_mla,
     "attention.value_length_mla": ("v_head_dim",),
-    "attention.key_length_swa": lambda config, _: config("swa_head_dim") or _head(config),
-    "attention.value_length_swa": lambda config, _: config("swa_head_dim") or _head(config),
+    "attention.key_length_swa": _window_head,
+    "attention.value_length_swa": _window_head,
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.layer_norm_rms_epsilon": (
@@ -336,6 +345,9 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "embedding_scale": _embedding_scale,
     "residual_scale": _residual,
     "rope.dimension_count": _rotated,
+    "rope.dimension_count_swa": lambda config, _: (
+        _window_head(config) if kind_of(config.rope) == "proportional" else None
+    ),
     "n_deepstack_layers": _deepstack,
     "rope.dimension_sections": _sections,
     "rope.freq_base": lambda config, _: config.rope.get("rope_theta") if kind_of(config.rope) != "dynamic" else None,

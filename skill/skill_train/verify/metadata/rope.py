@@ -10,6 +10,7 @@ from skill_train.llama.gguf_header import GgufFile
 
 _NAMES = {"default": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NEVER = 1e30  # the divisor of a frequency of 0
 _TOLERANCE = 1e-4  # relative: factors are computed in float32
 
 
@@ -24,6 +25,12 @@ def rope_of(text: JsonObject, defaults: JsonObject) -> JsonObject:
     for name in ("original_max_position_embeddings", "max_position_embeddings"):
         fields.setdefault(name, text.get(name) or defaults.get(name))
     return fields if theta is not None else {}
+
+
+def of_full_layers(defaults: JsonObject) -> JsonObject:
+    """What layers that see everything have of their own (Gemma 4), as transformers' class knows it."""
+    layers = defaults.get("per_layer_config") or {}
+    return next(iter(layers.values()), {})
 
 
 def kind_of(rope: JsonObject) -> str:
@@ -90,6 +97,9 @@ def _expected_tables(rope: JsonObject) -> dict[str, list[float]]:
     kind = kind_of(rope)
     if kind == "llama3" and rope.get("head"):
         return {"rope_freqs.weight": _llama3(rope)}
+    if kind == "proportional" and rope.get("head"):
+        half, turned = rope["head"] // 2, int(rope["head"] * rope.get("partial_rotary_factor", 1.0) // 2)
+        return {"rope_freqs.weight": [float(rope.get("factor", 1.0))] * turned + [_NEVER] * (half - turned)}
     if kind in ("longrope", "su") and rope.get("long_factor"):
         return {f"rope_factors_{name}.weight": list(map(float, rope[f"{name}_factor"])) for name in ("long", "short")}
     return {}
@@ -112,7 +122,8 @@ def _llama3(rope: JsonObject) -> list[float]:
 
 
 def _rotated_head(text: JsonObject, defaults: JsonObject, rope: JsonObject) -> int | None:
-    head = text.get("head_dim") or defaults.get("head_dim")
+    head = of_full_layers(defaults).get("head_dim") or text.get("head_dim") or defaults.get("head_dim")
     width, heads = text.get("hidden_size"), text.get("num_attention_heads")
     head = head or (width // heads if width and heads else None)
-    return None if head is None else int(head * (rope.get("partial_rotary_factor") or 1.0))
+    turned = 1.0 if kind_of(rope) == "proportional" else rope.get("partial_rotary_factor") or 1.0
+    return None if head is None else int(head * turned)

@@ -28,11 +28,16 @@ _KINDS: dict[str, tuple[type, str]] = {
     "scores": (float, "floating-point numbers"),
     "merges": (str, "texts"),
 }
-_NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
+# What orders the pieces, by tokenizer.ggml.model.
+_NAMES = {"gpt2": "merges", "gemma4": "merges", "llama": "scores", "t5": "scores"}
 # The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
 _ADDED_SCORES = (-1000.0, -10000.0)
 # Texts of added tokens that are control tokens, whatever the tokenizer's files call them.
 _CONTROL_TEXT = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
+# Special tokens of Gemma 4 that the converter stores as text, so that a chat parser finds them in an answer.
+_SHOWN = frozenset((
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+))  # fmt: skip
 # llama.cpp stops at tokens with these texts in every file (src/llama-vocab.cpp, load of special tokens).
 _ENDS = frozenset(
     [
@@ -88,7 +93,8 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
         if not padding and not same_piece(piece, expected, tokenizer, token):
             faults.append(f"token {token} is {piece!r}, the reference has {expected!r}")
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    faults += _type_faults(types, own, files, special | set(tokenizer.all_special_ids))
+    shown = _SHOWN if gguf.metadata.get("tokenizer.ggml.model") == "gemma4" else frozenset()
+    faults += _type_faults(types, own, files, special | set(tokenizer.all_special_ids), shown)
     ordered, why = _order_faults(gguf, files)
     wrong, unused = _id_faults(gguf, tokenizer, config)
     faults += ordered + wrong
@@ -202,10 +208,13 @@ def _score_faults(scores: list[float], expected: list[float], added: set[int]) -
     ]
 
 
-def _type_faults(types: list[int], own: list[str | None], files: Files, special: set[int]) -> list[str]:
-    """`special`: tokens that the tokenizer itself takes for special ones."""
+def _type_faults(
+    types: list[int], own: list[str | None], files: Files, special: set[int], shown: frozenset[str] = frozenset()
+) -> list[str]:
+    """`special`: tokens that the tokenizer itself takes for special ones. `shown`: those that may be stored as text."""
     faults = []
     for token, allowed in _allowed_types(own, files, special):
+        allowed |= {_USER} if own[token] in shown else set()
         if token < len(types) and types[token] not in allowed:
             expected = " or ".join(map(str, sorted(allowed)))
             faults.append(f"token {token} is of type {types[token]}, the reference's files make it {expected}")

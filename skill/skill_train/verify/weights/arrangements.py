@@ -34,11 +34,10 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
         name: the published name of the weight.
     """
     heads = config.num_attention_heads if hasattr(config, "num_attention_heads") else 0
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if arch in _PERMUTED and name.endswith((".q_proj.weight", ".q_proj.bias")):
         return partial(permuted, heads=heads)
     if arch in _PERMUTED and name.endswith((".k_proj.weight", ".k_proj.bias")):
-        return partial(permuted, heads=kv_heads)
+        return partial(permuted, heads=getattr(config, "num_key_value_heads", None) or heads)
     if arch in _ONE_MORE and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         return one_more
     if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
@@ -63,6 +62,8 @@ def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...
         yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_in_model,)
     elif name.endswith(".experts.down_proj_bias"):
         yield ("ffn_down_exps.bias",), (as_in_model,)
+    elif name.endswith((".router.scale", ".router.per_expert_scale")):
+        yield ("ffn_down_exps.scale" if "per_expert" in name else "ffn_gate_inp.scale",), (as_in_model,)
     elif name.endswith(".shared_mlp.input_linear.weight"):
         halves = (partial(half, number=0), partial(half, number=1))
         yield ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), halves

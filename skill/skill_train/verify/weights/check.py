@@ -31,6 +31,7 @@ from skill_train.verify.weights.tensors import row_chunks, weights_of
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
 _SHOWN = 5  # names of tensors in a sentence
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_KEYS, _SHARED = re.compile(r"\.attn_[kv](_norm)?\.weight$"), "attention.shared_kv_layers"
 _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")  # lists in the metadata
 
 # The checks of each file, by its name.
@@ -193,12 +194,13 @@ class _FileComparison:
         self.compared.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
     def _used(self, tensor: str) -> bool:
-        """Whether llama.cpp answers with a tensor. It does not use the layers that predict further tokens, nor the
-        output of a ranking."""
+        """Whether llama.cpp answers with a tensor. It does not use the layers that predict further tokens, the output
+        of a ranking, nor the keys and values of a layer that has those of an earlier one."""
         layer, first = _LAYER.match(tensor), self.gguf.of_architecture("block_count")
         further = self.gguf.count("nextn_predict_layers")
         predicts = layer and further and isinstance(first, int) and int(layer[1]) >= first - further
-        return not predicts and not tensor.startswith("cls.")
+        borrows = layer and isinstance(first, int) and int(layer[1]) >= first - (self.gguf.count(_SHARED) or 0)
+        return not predicts and not (borrows and _KEYS.search(tensor)) and not tensor.startswith("cls.")
 
     def checks(self) -> list[Finding]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
@@ -309,16 +311,18 @@ def _rows(weight: Any, base: Any, count: int, width: int, across: bool) -> Itera
 def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
     """The tensors that llama.cpp's converter computes from config.json, by their names in a file.
 
-    Llama 3's factors are those by which transformers lowered the model's own frequencies.
+    The factors of Llama 3 and Gemma 4 are those by which transformers lowered the model's own frequencies; 1e30 stands
+    for a frequency of 0.
     """
     import torch
 
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention") or rope
-    if rope.get("rope_type") == "llama3":
-        lowered = next(value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq"))
+    if rope.get("rope_type") in ("llama3", "proportional"):
+        ends = ("rotary_emb.inv_freq", "rotary_emb.full_attention_inv_freq")
+        lowered = next(value for name, value in model.named_buffers() if name.endswith(ends))
         powers = torch.arange(len(lowered), dtype=torch.float64) / len(lowered)
-        return {"rope_freqs.weight": (rope["rope_theta"] ** -powers / lowered.double()).float()}
+        return {"rope_freqs.weight": (rope["rope_theta"] ** -powers / lowered.double()).clamp(max=1e30).float()}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"]) for kind in ("long", "short")}
     return {}

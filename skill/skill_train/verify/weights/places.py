@@ -17,12 +17,12 @@ from skill_train.verify.weights.arrangements import Arrange, arrangement, parts_
 
 # A correct file of each was compared whole, and the same file answered as the model does.
 TRIED = frozenset((
-    "apertus", "arcee", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "ernie4_5", "ernie4_5-moe", "exaone4",
-    "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite",
-    "granitehybrid", "granitemoe", "hunyuan-dense", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
-    "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3",
-    "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3", "stablelm", "starcoder",
-    "starcoder2",
+    "apertus", "arcee", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "ernie4_5", "ernie4_5-moe",
+    "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2",
+    "gptneox", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "jais2", "jamba", "lfm2", "lfm2moe",
+    "llama", "mamba", "mamba2", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2",
+    "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3",
+    "stablelm", "starcoder", "starcoder2",
 ))  # fmt: skip
 
 # Weights of a model that no text file holds: pictures and sound, and masks and angles that the code computes.
@@ -37,6 +37,7 @@ _PUBLISHED: tuple[tuple[str, str], ...] = (
     (r"\.e_score_correction_bias$", ".e_score_correction.bias"),
     (r"\.expert_bias$", ".expert_bias.bias"),
     (r"\.gate\.moe_statics\.", ".moe_statics."),
+    (r"\.layer_scalar$", ".layer_scalar.weight"),
     (r"\.sinks$", ".sinks.weight"),
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
