@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from skill_train.model.convertible.gemma import GEMMA
 from skill_train.model.tower import Config, positive
 
 
@@ -41,7 +42,7 @@ _TEXT_OF_VISION = {"VLlama3ForCausalLM": "LlamaForCausalLM"} | {
     f"{vision}ForConditionalGeneration": f"{text}ForCausalLM"
     for vision, text in (
         *(("Qwen2VL", "Qwen2"), ("Qwen2_5_VL", "Qwen2"), ("Qwen3VL", "Qwen3"), ("Qwen3VLMoe", "Qwen3")),
-        *(("Gemma3", "Gemma3"), ("Llava", "Mistral"), ("Mistral3", "Ministral3")),
+        *(("Gemma3", "Gemma3"), ("Gemma4", "Gemma4"), ("Llava", "Mistral"), ("Mistral3", "Ministral3")),
         *(("Qwen3_5", "Qwen3_5"), ("Qwen3_5Moe", "Qwen3_5Moe")),
     )
 }
@@ -52,7 +53,7 @@ _ACTIVATIONS = {
         "Granite Jamba Llama MiniCPM3 Ministral3 Mistral Mixtral Olmo Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 "
         "Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SeedOss SmolLM3 StableLm"
     ),
-    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Phi Starcoder2") | {"GPT2LMHeadModel"},
+    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Gemma4 Phi Starcoder2") | {"GPT2LMHeadModel"},
     ("relu2",): _causal("Arcee Nemotron"),
 }
 _ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
@@ -69,7 +70,7 @@ def _other_activation(name: str, text: Config) -> str | None:
 _OWN_HEAD = "Apertus Dots1 FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
 _ONE_MATRIX = "Cohere Cohere2 Gemma Gemma2 Lfm2Moe"
 _DELTA_NET = "Qwen3Next Qwen3_5 Qwen3_5Moe"
-_UNBIASED = f"Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe SmolLM3 {_DELTA_NET}"
+_UNBIASED = f"Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Gemma4 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe SmolLM3 {_DELTA_NET}"
 _NO_BIAS = "llama.cpp has no place for these biases in this family"
 _NEEDED = "llama.cpp needs these biases in this family"
 _NORMS = "llama.cpp's converter cannot write the norms of queries and keys"
@@ -185,18 +186,6 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
-def _is_scaled_otherwise(config: Config) -> bool:
-    """Whether llama.cpp scales the attention of Gemma 2 or 3 differently. They scale by `query_pre_attn_scalar`.
-    llama.cpp scales by the width of a head, and in the 27B models, which it knows by their layers, by the width of the
-    model over its heads. A config leaves both keys out if they are 256."""
-    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
-    of_27b = 46 if "gemma2" in str(config.get("model_type")) else 62
-    scale = config.get("head_dim", 256)
-    if config.get("num_hidden_layers") == of_27b and heads and width:
-        scale = width / heads
-    return bool(config.get("query_pre_attn_scalar", 256) != scale)
-
-
 def _has_inner_width(config: Config) -> bool:
     width, inner = positive(config, ("n_embd",)), config.get("n_inner")
     return width is not None and inner not in (None, 4 * width)
@@ -210,12 +199,6 @@ def _turns_other_layers(config: Config) -> bool:
 def _has_dense_layers(config: Config) -> bool:
     """Whether a Qwen has layers without experts: transformers puts experts in each `decoder_sparse_step`-th layer."""
     return config.get("decoder_sparse_step", 1) != 1 or bool(config.get("mlp_only_layers"))
-
-
-def _scales_windows(config: Config) -> bool:
-    ropes = config.get("rope_parameters")
-    own = ropes.get("sliding_attention") if isinstance(ropes, Mapping) else None
-    return isinstance(own, Mapping) and own.get("rope_type", "default") != "default"
 
 
 def _has_other_axes(config: Config) -> bool:
@@ -245,10 +228,6 @@ def _lacks_rotated(key: str) -> _Rule:
     return lambda config: key not in config, why
 
 
-_SCALE = (
-    _is_scaled_otherwise,
-    "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
-)
 _AXES = (
     _has_other_axes,
     "llama.cpp turns parts of a head otherwise, where the first of mrope_section is too small for the others",
@@ -270,6 +249,7 @@ _ONE_WIDTH = (  # both are 128 if unsaid
 
 # By architecture.
 _RULES: dict[str, tuple[_Rule, ...]] = {
+    **GEMMA,
     **dict.fromkeys(_causal(_DELTA_NET), (_ONE_WIDTH,)),
     "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
     "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
@@ -323,26 +303,6 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "Qwen3VLMoeForConditionalGeneration": (_AXES, _EXPERTS_EVERYWHERE),
     "OlmoeForCausalLM": (_AS_MANY_HEADS,),
     "Dots1ForCausalLM": (_AS_MANY_HEADS,),
-    "Gemma2ForCausalLM": (_SCALE,),
-    "Gemma3ForCausalLM": (
-        _SCALE,
-        (
-            lambda config: bool(config.get("attn_logit_softcapping")),
-            "llama.cpp's converter takes no Gemma 3 whose attention is capped (attn_logit_softcapping)",
-        ),
-        (
-            _scales_windows,
-            "llama.cpp leaves out how Gemma 3 scales the positions of layers with a window "
-            "(rope_parameters.sliding_attention)",
-        ),
-    ),
-    "Gemma3ForConditionalGeneration": (
-        (
-            lambda config: bool(config.get("final_logit_softcapping")),
-            "llama.cpp caps the logits of Gemma 3, and transformers does not where it reads pictures "
-            "(final_logit_softcapping)",
-        ),
-    ),
     "SmolLM3ForCausalLM": (
         (
             _turns_other_layers,
