@@ -319,8 +319,8 @@ def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention") or rope
     if rope.get("rope_type") in ("llama3", "proportional"):
-        ends = ("rotary_emb.inv_freq", "rotary_emb.full_attention_inv_freq")
-        lowered = next(value for name, value in model.named_buffers() if name.endswith(ends))
+        end = "rotary_emb.inv_freq" if rope["rope_type"] == "llama3" else "rotary_emb.full_attention_inv_freq"
+        lowered = next(value for name, value in model.named_buffers() if name.endswith(end))
         powers = torch.arange(len(lowered), dtype=torch.float64) / len(lowered)
         return {"rope_freqs.weight": (rope["rope_theta"] ** -powers / lowered.double()).clamp(max=1e30).float()}
     if rope.get("rope_type") == "longrope":
