@@ -68,8 +68,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
     # the layers with a cache of their own that see only the sliding window; None when config.json does not say which
     windowed_layers: int | None = None
     expert_parameters: int | None = None  # parameters of all experts of a mixture of experts; None if unknown
-    # parameters in the files that predict further tokens. transformers does not load them; `parameters` excludes them.
+    # parameters in the files that predict further tokens, and those of keys that no layer uses. transformers does not
+    # load them; `parameters` excludes them.
     further_parameters: int = 0
+    borrowing_layers: int = (
+        0  # the last layers of a Gemma 4, if transformers gives them no keys and values of their own
+    )
     shared_width: int = 0  # MLP width of the shared experts, which every token uses
     # layers whose keys and values llama.cpp caches; None when config.json does not say which, and it may be all
     cached_layers: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -22,11 +23,13 @@ from skill_train.commands import _planning as planning
 from skill_train.core.errors import UsageError
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.facts import ModelFacts
+from skill_train.model import config as model_config
 from skill_train.model import folder as models
 from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.model.parameter_count import with_files
 from skill_train.recipe.fields import from_dict
 from skill_train.reference.checkpoint_names import empty_model, task_of
+from tiny_gemma4 import published
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +150,32 @@ def test_what_predicts_further_tokens_is_neither_counted_nor_a_target(
         assert facts.active_parameters == (facts.parameters or 0) - _in_experts(folder) // 2
         assert "eh_proj" not in (facts.linear_layers or ())
     assert 0 <= (here.parameters or 0) - sum(parameter.numel() for parameter in built.parameters()) < 100
+
+
+def test_keys_that_layers_of_gemma4_do_not_use_are_neither_counted_nor_adapted(tmp_path: Path) -> None:
+    """A published E2B has them in its files. transformers loads none of them; PEFT says what it adapts."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    folder = published(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    numbers = {name: tensor.numel() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    recipe = from_dict({"model": str(folder), "data": "rows.jsonl"})
+    facts = planning._with_layers(recipe, models.read_model(folder), lambda: models.tensor_shapes(folder))
+    assert facts.parameters == sum(numbers.values())
+    assert facts.further_parameters == sum(math.prod(shape) for shape in models.tensor_shapes(folder).values()) - (
+        facts.parameters or 0
+    )
+    config = peft.LoraConfig(r=4, target_modules=list(facts.linear_layers or ()), task_type="CAUSAL_LM")
+    made = sum(w.numel() for name, w in peft.get_peft_model(model, config).named_parameters() if "lora_" in name)
+    assert adapter_parameters(facts, facts.linear_layers or (), 4) == made
+
+
+def test_the_mlp_beside_the_experts_of_gemma4_is_shared() -> None:
+    facts = models.read_model(tiny_families.folder("gemma4moe"))
+    assert (facts.experts, facts.intermediate_size, facts.shared_width) == (4, 32, 128)
+    config = {"model_type": "gemma4_text", "num_experts": 4, "top_k_experts": 2, "enable_moe_block": False}
+    assert model_config.read(config, source="x").experts is None
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(TRAINED, TRAINED[:1]))

@@ -177,7 +177,7 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
         model = with_files(model, read)
     if recipe.finetuning_type == "full" or (listed and not targets):
         return model
-    read = loaded(read, model.layers)
+    read = loaded(read, model.layers, model.borrowing_layers)
     found = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
     if targets == ALL_LINEAR:
         targets = None

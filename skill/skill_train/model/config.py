@@ -116,6 +116,7 @@ def read(
     unread = from_config.why_no_projector(config) if is_vision(config) else None
     if config.get("model_type") not in TEXT_OF_VISION:
         refused, unread = refused or unread, None  # a GGUF file that reads no pictures is useless then
+    borrowing = positive(text, ("num_kv_shared_layers",)) if text.get("model_type") == "gemma4_text" else None
     kinds, names = cache.cached_layers(text, sizes["layers"]), config.get("architectures")
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
@@ -133,6 +134,7 @@ def read(
         revision=origin.revision,
         sliding_window=_sliding_window(text, sizes),
         windowed_layers=_windowed_layers(text, sizes),
+        borrowing_layers=borrowing or 0,
         cached_layers=None if kinds is None else len(kinds),
         cached_numbers=cache.numbers_per_token(text, *(sizes[key] for key in ("heads", "kv_heads", "head_dim"))),
         unread_window=unread_window(config),
@@ -197,7 +199,7 @@ def _sizes(config: Config, text: Config) -> _Sizes:
         "heads": heads,
         "kv_heads": 1 if cache.one_key_head(text) else heads if stated["kv_heads"] == 0 else stated["kv_heads"],
         "head_dim": head_dim,
-        "experts": stated["experts"],
+        "experts": None if text.get("enable_moe_block") is False else stated["experts"],
         "experts_per_token": stated["experts_per_token"] if stated["experts"] else None,
         "tied_embeddings": _tied(config, text),
     }

@@ -19,6 +19,7 @@ from skill_train.facts import ModelFacts
 OF_EXPERTS = re.compile(r"(?:^|\.)(?:experts|local_experts)\.")
 # What predicts further tokens, as the files name it: a part of its own, or a layer behind the last one.
 _FURTHER_PART = re.compile(r"(?:^|\.)(?:mtp\w*|nextn)\.")
+_KEYS = re.compile(r"\.self_attn\.(?:k_proj|v_proj|k_norm)\.")
 HEADERS = "safetensors headers"  # where a count is from
 _LAYER = re.compile(r"(?:model\.|language_model\.|backbone\.)*layers\.(\d+)\.")
 
@@ -108,24 +109,29 @@ def shared_width(config: Mapping[str, Any], expert: int | None) -> int:
     Args:
         expert: the width of one expert.
     """
+    if config.get("model_type") == "gemma4_text":  # its MLP stands beside the experts
+        return _number(config, "intermediate_size")
     stated = [_number(config, f"{key}_intermediate_size") for key in ("shared_expert", "shared")]
     if any(stated) or config.get("model_type") == "llama4_text":
         return max(stated) or expert or 0
     return (expert or 0) * next((_number(config, key) for key in _SHARED if _number(config, key)), 0)
 
 
-def loaded(shapes: Mapping[str, Sequence[int]], layers: int | None) -> dict[str, Sequence[int]]:
-    """The tensors of the weight files without those that predict further tokens (DeepSeek-V3, GLM-4.5, Qwen3-Next).
-    transformers loads none of these (`_keys_to_ignore_on_load_unexpected` of 5.23), so they are not trained.
+def loaded(shapes: Mapping[str, Sequence[int]], layers: int | None, borrowing: int = 0) -> dict[str, Sequence[int]]:
+    """The tensors of the weight files without those that predict further tokens (DeepSeek-V3, GLM-4.5, Qwen3-Next), and
+    without the keys and values of layers that use those of others. transformers loads none of these
+    (`_keys_to_ignore_on_load_unexpected` of 5.23), so they are not trained.
 
     Args:
         layers: the number in the config; None where it does not say one.
+        borrowing: how many of the last ones use the keys and values of others (`ModelFacts.borrowing_layers`).
     """
 
     def further(name: str) -> bool:
         layer = _LAYER.match(name)
-        behind = layer is not None and layers is not None and int(layer[1]) >= layers
-        return behind or _FURTHER_PART.search(name) is not None
+        number = int(layer[1]) - layers if layer is not None and layers is not None else -borrowing - 1
+        unused = number >= -borrowing and _KEYS.search(name) is not None
+        return number >= 0 or unused or _FURTHER_PART.search(name) is not None
 
     return {name: shape for name, shape in shapes.items() if not further(name)}
 
@@ -152,7 +158,7 @@ def with_files(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelF
     Args:
         shapes: the shape of every tensor by its name; empty where nobody knows them.
     """
-    loaded_shapes = loaded(shapes, facts.layers)
+    loaded_shapes = loaded(shapes, facts.layers, facts.borrowing_layers)
     further = sum(math.prod(shape) for name, shape in shapes.items() if name not in loaded_shapes)
     if further and facts.parameters is not None and facts.parameters_from == HEADERS:
         active = None if facts.active_parameters is None else facts.active_parameters - further
