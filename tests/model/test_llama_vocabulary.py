@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import tiny
+import tiny_families
 import tiny_vocab
-from skill_train.core.errors import NotInstalled
+from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.llama import get_converter
+from skill_train.llama.run_converter import require_convertible
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
@@ -71,6 +73,26 @@ def test_a_token_that_llama_cpp_puts_around_tiles_is_missed(kind: str, missing: 
     assert told is None if missing is None else f"the token {missing} around a picture" in str(told)
     file.write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"<global-img>": 0}}}))
     assert why_no_picture(tmp_path, kind) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_of_gemma4_without_a_token(nested: bool, tmp_path: Path) -> None:
+    """llama.cpp cannot load its file. Gemma 3's converter fills the vocabulary up."""
+    for file in tiny_families.folder("gemma4").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    for rows, lacks in ((2116, False), (2176, True), (262_144, False)):
+        text = {"vocab_size": rows, "architectures": ["Gemma4ForCausalLM"], "final_logit_softcapping": 30.0}
+        text |= {"vocab_size_per_layer_input": rows}
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
+        assert ("vocab_size" in str(why_no_vocabulary(tmp_path, "Gemma4ForCausalLM"))) is lacks
+        if lacks:
+            with pytest.raises(UsageError, match="vocab_size"):
+                require_convertible(tmp_path, get_converter.find())
+        assert "vocab_size" not in str(why_no_vocabulary(tmp_path, "Gemma3ForCausalLM"))
+    (tmp_path / "tokenizer.json").unlink()  # as of a model on the Hub
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 2176}))
+    assert why_no_vocabulary(tmp_path, "Gemma4ForCausalLM") is None
 
 
 @pytest.mark.parametrize("name", ["MptForCausalLM", "Gemma4ForCausalLM"])

@@ -35,6 +35,7 @@ from skill_train.llama.get_converter import Toolchain
 from skill_train.machine.training_program import train_program
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config
+from skill_train.model.convertible.vocabulary import why_rows_without_tokens
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import weight_files
 from skill_train.program.pictures.processor import OWN_FILE, PROCESSOR_DEFAULTS, WHOLE_FILE
@@ -81,10 +82,10 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     config = read_config(model)
     text = text_config(config)
     architectures, files = toolchain.architectures(), {path.name for path in model.iterdir()}
-    why = from_config.why_not(text, config, architectures, files)
+    name = from_config.architecture(text, config)
+    why = from_config.why_not(text, config, architectures, files) or why_rows_without_tokens(model, str(name))
     if why is None:
         return
-    name = from_config.architecture(text, config)
     expected = "a model that llama.cpp and transformers compute alike, with all files that the converter reads"
     otherwise = "choose another base model, or download this one completely"
     if name not in architectures:

@@ -69,6 +69,7 @@ _LLAMA = frozenset(
         *("Granite", "GraniteMoe", "GraniteMoeSWA", "GraniteMoeShared", "GraniteMoeHybrid", "GraniteSWA"),
     )
 )
+_OF_GEMMA_4 = 262_144  # tokens, and rows
 _PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
 # What llama.cpp puts around a picture that it divides into tiles. It looks each up as one token (tools/mtmd/mtmd.cpp of
 # 0.3.36, read 2026-11-26). Idefics3-8B-Llama3 and SmolVLM-Instruct write the last one as plain words.
@@ -85,12 +86,31 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
     if lacks_pieces and object_in(folder / "tokenizer_config.json").get("tokenizer_class") != "GPT2Tokenizer":
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
     if name in _OTHERWISE or (folder / "tokenizer.model").is_file() or not (folder / "tokenizer.json").is_file():
-        return None
+        return why_rows_without_tokens(folder, name)
     if not _remembered(folder, name):
         return None
     return (
         "llama.cpp's converter does not know how this tokenizer splits text before its merges, perhaps because the "
         "tokenizer was trained or changed by a user; use a base model with its original tokenizer files"
+    )
+
+
+def why_rows_without_tokens(folder: Path, name: str) -> str | None:
+    """Why llama.cpp could not load a Gemma 4: its embedding has more rows than there are tokens.
+
+    None if it has not, for a model on the Hub, whose tokens are not here, and for the published vocabulary, which takes
+    a second to read.
+    """
+    config = object_in(folder / "config.json")
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    if not name.startswith("Gemma4") or not isinstance(rows, int) or rows == _OF_GEMMA_4:
+        return None
+    if not (folder / "tokenizer.json").is_file() or rows <= len(set(_tokens(folder))):
+        return None
+    return (
+        f"llama.cpp's converter fills up no vocabulary of {name}, and the embedding has more rows than there are "
+        "tokens (vocab_size)"
     )
 
 
