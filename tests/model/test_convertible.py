@@ -329,6 +329,8 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", EXPERTS | HALF),
     "gpt-oss-turned": ("gpt_oss", EXPERTS | HALF | {"layer_types": HALF["layer_types"][::-1]}),
     "exaone-moe": ("exaone_moe", EXPERTS | HALF),
+    "granite-swa": ("granite_swa", WINDOW | HALF),
+    "granite-moe-swa": ("granitemoe_swa", EXPERTS | HALF),
     "olmo3": (
         "olmo3",
         WINDOW | {"num_hidden_layers": 4, "layer_types": HALF["layer_types"][:1] * 3 + HALF["layer_types"][1:]},

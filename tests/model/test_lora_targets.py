@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 _MLP = {"gate_proj", "up_proj", "down_proj"}  # PEFT takes them for the experts, too
 LEFT_OUT = {
-    **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "erniemoe", "dots1"), _MLP),
+    **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "glm4moelite", "erniemoe", "exaonemoe", "dots1"), _MLP),
     "qwen2moe": _MLP | {"shared_expert_gate"},
     **dict.fromkeys(("qwen3next", "qwen35moe"), _MLP | {"shared_expert_gate", "out_proj"}),
     "qwen35": {"out_proj"},  # like a state-space mixer
@@ -53,6 +53,7 @@ LEFT_OUT = {
 MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
 MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "qwen35moe", "dots1", "minimaxm2"}
 MIXTURES |= {"gemma4moe"}
+MIXTURES |= {"glm4moelite", "exaonemoe", "granitemoeswa"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 

@@ -388,6 +388,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jais2": ("Jais2", "gpt2", {"head_dim": 16}),
     "minimaxm2": ("MiniMaxM2", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
     "olmo3": ("Olmo3", "gpt2", {"sliding_window": 64}),
+    "glm4moelite": ("Glm4MoeLite", "glm", _MLA | {"n_group": 1, "topk_group": 1}),
+    "youtu": ("Youtu", "gpt2", {key: _MLA[key] for key in _MLA if key.endswith(("rank", "dim", "heads"))}),
+    "exaonemoe": (
+        "ExaoneMoe",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "head_dim": 16,
+            "n_group": 1,
+            "topk_group": 1,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "graniteswa": ("GraniteSWA", "gpt2", _GRANITE | {"sliding_window": 64}),
+    "granitemoeswa": (
+        "GraniteMoeSWA",
+        "gpt2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64},
+    ),
 }
 
 
@@ -400,6 +423,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "falcon7": {"model_type": None, "num_kv_heads": None},
     "glm": {"model_type": None, "seq_length": 512, "layernorm_epsilon": 0.01},
     "gpt2-plain": {"n_ctx": 512},
+    "exaonemoe": {"scoring_func": "sigmoid"},
+    "glm4moelite": {"scoring_func": "sigmoid"},
     "granitehybrid": {"model_type": None, "layer_types": ["mamba", "attention"]},
     "gptneox": {"model_type": None, "rotary_pct": 0.25},
     "minimaxm2": {"model_type": None, "rotary_dim": 16},

@@ -133,7 +133,7 @@ FOREIGN: dict[str, Any] = {
 }
 NO_ROTATION = {"bloom", "mpt", "gpt2-plain", "gptbigcode", "jamba", "mamba", "mamba2", "falconmamba"}
 # Of recurrent models, and of keys and values in one vector, no scale is known.
-UNKNOWN_SCALE = {"mamba", "mamba2", "falconmamba", "deepseek2", "deepseek3"}
+UNKNOWN_SCALE = {"mamba", "mamba2", "falconmamba", "deepseek2", "deepseek3", "glm4moelite", "youtu"}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,13 @@ _HYBRID = {"granitemoehybrid"}
 _ROTATES = {"bamba": True}  # hybrids whose config.json does not say it
 _WITHOUT_KV = {"conv", "mamba", "mamba2", "linear_attention", "recurrent"}  # layer types without keys and values
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama.cpp, llama_expert_gating_func_type
-_ALWAYS_SIGMOID = {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe"}  # the model's code has no switch
+_ALWAYS_SIGMOID = {
+    "deepseek_v3",
+    "exaone_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "lfm2_moe",
+}  # the model's code has no switch
 _FIXED_EPSILON = {"olmo": 1e-5}  # the model's code has no field for it
 _LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
 _IN_WEIGHTS = {"falcon-h1"}  # architectures whose files have the factors of their layers in the weights
@@ -201,6 +207,16 @@ def _shared_width(config: Stated, _: GgufFile) -> Any:
     return own or (each * count if each and count else None)
 
 
+def _dense(config: Stated, gguf: GgufFile) -> Any:
+    """The number of layers before the first one with experts. Without experts that is every layer."""
+    kinds = config("mlp_layer_types")
+    if kinds:
+        return (*kinds, "sparse").index("sparse")
+    stated_number = config("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    without = expected("expert_count", config, gguf) is None
+    return _layers(config, gguf) if stated_number is None and without else stated_number
+
+
 def gating(config: Stated, _: GgufFile) -> Any:
     if config.model_type in _ALWAYS_SIGMOID:
         return _GATING["sigmoid"]
@@ -372,7 +388,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "expert_shared_feed_forward_length": _shared_width,
     "full_attention_interval": _interval,
     "attention.recurrent_layers": _recurrent,
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "leading_dense_block_count": _dense,
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
     "nextn_predict_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
     "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "d_conv"),

@@ -15,7 +15,7 @@ Arrange = Callable[[Any], Any]
 
 # Rows of query and key change places.
 _PERMUTED = frozenset((
-    "arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
+    "arcee", "granite", "granite_swa", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
 ))  # fmt: skip
 # A norm multiplies by 1 + weight in transformers, and by the tensor in llama.cpp.
 _ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"))

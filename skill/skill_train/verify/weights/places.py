@@ -18,12 +18,14 @@ from skill_train.verify.weights.arrangements import Arrange, arrangement, parts_
 # A correct file of each was compared whole, and the same file answered as the model does.
 TRIED = frozenset((
     "apertus", "arcee", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "ernie4_5", "ernie4_5-moe",
-    "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2",
-    "gptneox", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "jais2", "jamba", "lfm2", "lfm2moe",
-    "llama", "mamba", "mamba2", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2",
-    "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3",
-    "stablelm", "starcoder", "starcoder2",
+    "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4", "glm4moe",
+    "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa", "granitehybrid", "granitemoe", "hunyuan-dense", "jais2",
+    "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe",
+    "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
+    "qwen3vl", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2",
 ))  # fmt: skip
+# Architectures that gguf-py 0.19 does not know, and one whose tensors have the same names.
+_LIKE = {"granite_swa": "mimo2"}
 
 # Weights of a model that no text file holds: pictures and sound, and masks and angles that the code computes.
 _ELSEWHERE = re.compile(
@@ -152,5 +154,6 @@ def name_map(arch: str, blocks: object) -> Any:
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
-    number = next((key for key, name in MODEL_ARCH_NAMES.items() if name == arch), None)
+    wanted = arch if arch in MODEL_ARCH_NAMES.values() else _LIKE.get(arch)
+    number = next((key for key, name in MODEL_ARCH_NAMES.items() if name == wanted), None)
     return get_tensor_name_map(number, blocks) if number is not None and isinstance(blocks, int) else None
