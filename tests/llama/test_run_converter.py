@@ -127,3 +127,15 @@ def test_own_keys_stand_over_what_transformers_made_of_them() -> None:
 def test_merges_score_their_pieces_in_order() -> None:
     model = {"vocab": {"a": 5, "b": 6, "ab": 9, "abb": 7}, "merges": ["a b", ["ab", "b"], "a bb"]}
     assert merge_ranks(model) == {9: 0, 7: 1}
+
+
+def test_a_nemotron_h_without_experts_is_described_as_published() -> None:
+    """transformers' class has experts in any case, and lists the layers in place of their letters."""
+    own = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*-"}
+    layers = {"layers_block_type": ["linear_attention", "full_attention", "mlp"]}
+    experts = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
+    kind = {"model_type": "nemotron_h"}
+    assert with_own_keys(kind | layers | experts, own) == own | layers
+    assert with_own_keys(kind | layers | experts, kind) == own | layers
+    mixture = kind | experts | {"layers_block_type": ["linear_attention", "moe"]}
+    assert with_own_keys(mixture, kind) == mixture

@@ -48,12 +48,13 @@ LEFT_OUT = {
     "mamba2": {"out_proj"},
     "falconmamba": {"dt_proj", "x_proj", "out_proj"},
     "jamba": {"dt_proj", "x_proj", "out_proj"} | _MLP,
-    **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid")},
+    **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid", "nemotronh")},
+    "afmoe": _MLP | {"gate"},
+    "nemotronhmoe": {"out_proj", "up_proj", "down_proj"},
 }
 MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
 MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "qwen35moe", "dots1", "minimaxm2"}
-MIXTURES |= {"gemma4moe"}
-MIXTURES |= {"glm4moelite", "exaonemoe", "granitemoeswa"}
+MIXTURES |= {"afmoe", "gemma4moe", "glm4moelite", "nemotronhmoe", "exaonemoe", "granitemoeswa"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 

@@ -98,6 +98,14 @@ _GEMMA4 = {
     "final_logit_softcapping": 30.0,
     "tie_word_embeddings": True,
 }
+_NEMOTRON_H = {
+    "vocab_size": 50264,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 1,
+    "head_dim": 16,
+}
 # Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma1": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
@@ -405,6 +413,45 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "nemotronh": (
+        "NemotronH",
+        "gpt2",
+        _NEMOTRON_H | {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
+    ),
+    "nemotronhmoe": (
+        "NemotronH",
+        "gpt2",
+        _NEMOTRON_H
+        | {
+            "layers_block_type": ["linear_attention", "full_attention", "moe"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "moe_shared_expert_intermediate_size": 96,
+            "moe_latent_size": 32,
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        "spm",
+        {key: _MLA[key] for key in _MLA if key.endswith(("rank", "dim", "heads"))}
+        | {"v_head_dim": 16, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    ),
+    "afmoe": (
+        "Afmoe",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "num_dense_layers": 1,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 64,
+            "mup_enabled": True,
+        },
+    ),
     "graniteswa": ("GraniteSWA", "gpt2", _GRANITE | {"sliding_window": 64}),
     "granitemoeswa": (
         "GraniteMoeSWA",
@@ -417,6 +464,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # What a published config.json has and transformers 5 does not write; None takes a key away. Without `model_type` the
 # converter reads the file itself.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "afmoe": {"score_func": "sigmoid", "route_norm": True},
     "bamba": {"model_type": None, "attn_rotary_emb": 8},
     "cohere2": {"model_type": None, "rotary_pct": 1.0},
     "deepseek3": {"model_type": None, "scoring_func": "sigmoid"},
@@ -428,6 +476,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "granitehybrid": {"model_type": None, "layer_types": ["mamba", "attention"]},
     "gptneox": {"model_type": None, "rotary_pct": 0.25},
     "minimaxm2": {"model_type": None, "rotary_dim": 16},
+    "nemotronh": {
+        "model_type": None,
+        "layers_block_type": None,
+        "hybrid_override_pattern": "M*-",
+        "num_hidden_layers": 3,
+    }
+    | dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group")),
     "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
 }
 # Of those whose files are made for `make test`, one of each kind: `make walks` has all.

@@ -131,9 +131,20 @@ FOREIGN: dict[str, Any] = {
     "rope.scaling.yarn_ext_factor": 0.5,
     "rope.scaling.type": "unheard-of",
 }
-NO_ROTATION = {"bloom", "mpt", "gpt2-plain", "gptbigcode", "jamba", "mamba", "mamba2", "falconmamba"}
+NO_ROTATION = {
+    "bloom",
+    "mpt",
+    "gpt2-plain",
+    "gptbigcode",
+    "jamba",
+    "mamba",
+    "mamba2",
+    "falconmamba",
+    "nemotronh",
+    "nemotronhmoe",
+}
 # Of recurrent models, and of keys and values in one vector, no scale is known.
-UNKNOWN_SCALE = {"mamba", "mamba2", "falconmamba", "deepseek2", "deepseek3", "glm4moelite", "youtu"}
+UNKNOWN_SCALE = {"mamba", "mamba2", "falconmamba", "deepseek2", "deepseek3", "glm4moelite", "minicpm3", "youtu"}
 
 
 @pytest.mark.parametrize(

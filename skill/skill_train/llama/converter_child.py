@@ -72,7 +72,7 @@ def with_own_keys(parsed: JsonObject, own: JsonObject) -> JsonObject:
         for key, value in stated.items()
         if key.endswith("_config") and isinstance(value, dict) and isinstance(parsed.get(key), dict)
     }
-    return _with_old_names(_with_shared_heads({**parsed, **stated, **inner}))
+    return _with_old_names(_with_letters(_with_shared_heads({**parsed, **stated, **inner})))
 
 
 def _with_old_names(config: JsonObject) -> JsonObject:
@@ -82,6 +82,7 @@ def _with_old_names(config: JsonObject) -> JsonObject:
         "gpt2": {"n_ctx": config.get("n_positions")},
         "gpt_neox": {"rotary_pct": turned},
         "cohere2": {"rotary_pct": turned},
+        "afmoe": {"route_norm": True},
     }
     kind = config.get("model_type", "")
     if kind == "glm":
@@ -100,6 +101,18 @@ def _with_shared_heads(config: JsonObject) -> JsonObject:
     number of query heads."""
     one_head = config.get("multi_query") and not config.get("new_decoder_architecture")
     return {**config, "num_kv_heads": 1} if config.get("model_type") == "falcon" and one_head else config
+
+
+def _with_letters(config: JsonObject) -> JsonObject:
+    """Describes a Nemotron-H without experts as its published config.json does. transformers' class always has numbers
+    of experts. By them the converter takes the model for a mixture, and leaves out its MLPs."""
+    layers = config.get("layers_block_type") or ()
+    if config.get("model_type") != "nemotron_h" or "moe" in layers:
+        return config
+    letters = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-"}
+    of_experts = ("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group")
+    rest = {key: value for key, value in config.items() if key not in of_experts}
+    return rest | {"hybrid_override_pattern": "".join(map(letters.__getitem__, layers))}
 
 
 def _tokenizers(train_program: Path) -> type:

@@ -7,10 +7,8 @@ Each was found by converting a tiny model of the type and comparing its logits w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-from skill_train.model.convertible.gemma import GEMMA
+from skill_train.model.convertible.rules import DELTA_NET, RULES, SCALED, causal, number, ropes
 from skill_train.model.tower import Config, positive
 
 
@@ -21,8 +19,8 @@ def computed_otherwise(name: str, text: Config) -> str | None:
         name: the architecture.
         text: the part of config.json that describes the text decoder.
     """
-    own, name = _RULES.get(name, ()), _TEXT_OF_VISION.get(name, name)
-    reasons = (reason for applies, reason in (*own, *_RULES.get(name, ())) if applies(text))
+    own, name = RULES.get(name, ()), _TEXT_OF_VISION.get(name, name)
+    reasons = (reason for applies, reason in (*own, *RULES.get(name, ())) if applies(text))
     return (
         next(reasons, None)
         or _other_activation(name, text)
@@ -30,10 +28,6 @@ def computed_otherwise(name: str, text: Config) -> str | None:
         or _other_heads(name, text)
         or _other_positions(name, text)
     )
-
-
-def _causal(names: str) -> frozenset[str]:
-    return frozenset(f"{name}ForCausalLM" for name in names.split())
 
 
 # Vision models, and the family whose text llama.cpp computes in the same way. Qwen's experts differ: those of Qwen3-VL
@@ -48,15 +42,16 @@ _TEXT_OF_VISION = {"VLlama3ForCausalLM": "LlamaForCausalLM"} | {
 }
 # The function of the MLP that llama.cpp computes, whatever config.json says (`build_ffn` in its src/models).
 _ACTIVATIONS = {
-    ("silu", "swish"): _causal(
+    ("silu", "swish"): causal(
         "Cohere Cohere2 DeepseekV2 DeepseekV3 Dots1 Ernie4_5 Ernie4_5_Moe Exaone4 ExaoneMoe FalconH1 Glm Glm4 Glm4Moe "
+        "Afmoe Glm4MoeLite GraniteMoeSWA GraniteSWA Youtu "
         "Granite Jamba Llama MiniCPM3 Ministral3 Mistral Mixtral Olmo Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 "
         "Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SeedOss SmolLM3 StableLm"
     ),
-    ("gelu",): _causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Gemma4 Phi Starcoder2") | {"GPT2LMHeadModel"},
-    ("relu2",): _causal("Arcee Nemotron"),
+    ("gelu",): causal("Falcon GPTBigCode GPTNeoX Gemma Gemma2 Gemma3 Gemma4 Phi Starcoder2") | {"GPT2LMHeadModel"},
+    ("relu2",): causal("Arcee Nemotron NemotronH"),
 }
-_ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+_ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function", "activation")
 
 
 def _other_activation(name: str, text: Config) -> str | None:
@@ -67,14 +62,16 @@ def _other_activation(name: str, text: Config) -> str | None:
     return f"llama.cpp computes the MLP of this family with {functions[0]}, and {key} says another function"
 
 
-_OWN_HEAD = "Apertus Dots1 FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
+_OWN_HEAD = "Apertus Dots1 ExaoneMoe FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
 _ONE_MATRIX = "Cohere Cohere2 Gemma Gemma2 Lfm2Moe"
-_DELTA_NET = "Qwen3Next Qwen3_5 Qwen3_5Moe"
-_UNBIASED = f"Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Gemma4 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe SmolLM3 {_DELTA_NET}"
+_LATENT = "Glm4MoeLite MiniCPM3 Youtu"
+_UNBIASED = (
+    f"Afmoe Arcee Cohere Cohere2 Gemma Gemma2 Gemma3 Gemma4 Olmo Olmo2 Olmoe Qwen3 Qwen3Moe SmolLM3 {DELTA_NET} "
+    f"{_LATENT}"
+)
 _NO_BIAS = "llama.cpp has no place for these biases in this family"
 _NEEDED = "llama.cpp needs these biases in this family"
 _NORMS = "llama.cpp's converter cannot write the norms of queries and keys"
-_SCALED = "llama.cpp scales the shares of this family's experts"
 # Values of config.json that llama.cpp ignores in whole families: why, the key, the value, the families.
 _VALUES = (
     (_NO_BIAS, "attention_bias", True, _UNBIASED),
@@ -84,14 +81,17 @@ _VALUES = (
     ("llama.cpp's converter cannot write these biases", "conv_bias", True, "Lfm2 Lfm2Moe"),
     (_NEEDED, "attention_bias", False, "GPTNeoX GptOss"),
     (_NEEDED, "use_bias", False, "Starcoder2"),
+    (_NEEDED, "use_conv_bias", False, "NemotronH"),
+    (_NO_BIAS, "use_bias", True, "NemotronH"),
     (_NEEDED, "use_expert_bias", False, "Lfm2Moe"),
     (_NORMS, "qk_layernorm", True, "Phi StableLm"),
     (_NORMS, "use_qk_norm", True, "Cohere"),
     ("llama.cpp needs an output matrix beside the embedding", "tie_word_embeddings", True, _OWN_HEAD),
     ("llama.cpp has no output matrix but the embedding", "tie_word_embeddings", False, _ONE_MATRIX),
+    ("llama.cpp turns the positions of this family by pairs of neighbours", "rope_interleave", False, _LATENT),
     ("llama.cpp keeps the shares of experts as they are", "norm_topk_prob", True, "Olmoe Qwen2Moe"),
     ("llama.cpp scales the shares of experts, and transformers keeps them", "norm_topk_prob", True, "DeepseekV2"),
-    (_SCALED, "norm_topk_prob", False, "Lfm2Moe Qwen3Next"),
+    (SCALED, "norm_topk_prob", False, "Lfm2Moe Qwen3Next"),
     ("llama.cpp scales the attention of this family", "scale_attn_weights", False, "GPTBigCode"),
     ("llama.cpp takes one head of keys for every GPTBigCode", "multi_query", False, "GPTBigCode"),
     ("llama.cpp computes Gemma 3 with causal attention", "use_bidirectional_attention", True, "Gemma3"),
@@ -107,9 +107,9 @@ def _other_value(name: str, text: Config) -> str | None:
 
 
 # Families of which llama.cpp, or its converter, takes the width over their number for the width of a head.
-_HEADS_OF_WIDTH = _causal(
-    "Cohere Cohere2 Exaone4 Glm GPTNeoX Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared Jamba Lfm2 Lfm2Moe "
-    "Nemotron Olmo Olmo2 Olmo3 Phi Phi3 Qwen2Moe Starcoder2"
+_HEADS_OF_WIDTH = causal(
+    "Cohere Cohere2 Exaone4 Glm GPTNeoX Granite GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared GraniteSWA "
+    "Jamba Lfm2 Lfm2Moe Nemotron Olmo Olmo2 Olmo3 Phi Phi3 Qwen2Moe Starcoder2"
 )
 
 
@@ -123,27 +123,27 @@ def _other_heads(name: str, text: Config) -> str | None:
 
 
 # The converter writes no scaling of positions for some families. Some are turned by the base 10000 in any case.
-_UNSCALED = _causal("Cohere Cohere2 Falcon GPTNeoX Gemma Gemma2 Glm StableLm")
-_OF_BASE_10000 = _causal("Falcon GPTNeoX Gemma Gemma2 StableLm")
+_UNSCALED = causal("Cohere Cohere2 Falcon GPTNeoX Gemma Gemma2 Glm StableLm")
+_OF_BASE_10000 = causal("Falcon GPTNeoX Gemma Gemma2 StableLm")
 # The families for which it writes a table of factors, all of Llama's class in it and some others.
-_OF_PHI = _causal("MiniCPM MiniCPM3 Phi3 PhiMoE")
+_OF_PHI = causal("MiniCPM MiniCPM3 Phi3 PhiMoE")
 _TABLES = {
     "longrope": _OF_PHI,
     "su": _OF_PHI,
-    "llama3": _causal(
+    "llama3": causal(
         "Afmoe Apertus Arcee DeciLM Exaone Exaone4 ExaoneMoE ExaoneMoe IQuestCoder LLaMA Llama Llama4 Ministral3 "
         "Mistral Mixtral Nanbeige Step3p5"
     ),
 }
 # llama.cpp computes YaRN with transformers' defaults for these (llama-context.cpp).
-_OF_USUAL_YARN = _causal(
-    "Arcee Exaone4 GptOss Granite GraniteMoe GraniteMoeShared Lfm2 Lfm2Moe Llama Mistral Mixtral Olmo Olmo2 Olmo3 "
-    f"Olmoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 Starcoder2 {_DELTA_NET}"
+_OF_USUAL_YARN = causal(
+    "Arcee Exaone4 GptOss Granite GraniteMoe GraniteMoeSWA GraniteMoeShared GraniteSWA Lfm2 Lfm2Moe Llama Mistral "
+    f"Mixtral Olmo Olmo2 Olmo3 Olmoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 Starcoder2 {DELTA_NET}"
 )
 
 
 def _other_positions(name: str, text: Config) -> str | None:
-    for rope in _ropes(text):
+    for rope in ropes(text):
         kind, base = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("rope_theta")
         tables = name not in _TABLES.get(kind, (name,)) and name.endswith("ForCausalLM")
         if tables or (name in _UNSCALED and kind != "default"):
@@ -161,152 +161,14 @@ def _other_positions(name: str, text: Config) -> str | None:
     return None
 
 
-def _ropes(text: Config) -> Iterator[Config]:
-    """What config.json says about positions. Some families have an object for each type of layer."""
-    yield {"rope_theta": text.get("rope_theta") or text.get("rotary_emb_base")}
-    for own in (text.get("rope_parameters"), text.get("rope_scaling")):
-        if isinstance(own, Mapping):
-            yield from [each for each in own.values() if isinstance(each, Mapping)] or [own]
-
-
 def _own_yarn(rope: Config) -> str | None:
     """The key of YaRN with another value than llama.cpp's. Source: `_compute_yarn_parameters` of transformers, and
     llama-context.cpp."""
     for key, usual in (("beta_fast", 32), ("beta_slow", 1)):
         if (rope.get(key) or usual) != usual:
             return key
-    growth = 0.1 * math.log(max(_number(rope.get("factor")), 1.0))
+    growth = 0.1 * math.log(max(number(rope.get("factor")), 1.0))
     factor, mscale, all_dim = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
     if factor is not None:
-        return None if math.isclose(_number(factor), growth + 1, rel_tol=1e-4) else "attention_factor"
+        return None if math.isclose(number(factor), growth + 1, rel_tol=1e-4) else "attention_factor"
     return "mscale_all_dim" if mscale and all_dim and growth else None
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 1.0
-
-
-def _has_inner_width(config: Config) -> bool:
-    width, inner = positive(config, ("n_embd",)), config.get("n_inner")
-    return width is not None and inner not in (None, 4 * width)
-
-
-def _turns_other_layers(config: Config) -> bool:
-    turned = config.get("no_rope_layers")
-    return isinstance(turned, list) and any(bool(each) != (n % 4 != 0) for n, each in enumerate(turned, start=1))
-
-
-def _has_dense_layers(config: Config) -> bool:
-    """Whether a Qwen has layers without experts: transformers puts experts in each `decoder_sparse_step`-th layer."""
-    return config.get("decoder_sparse_step", 1) != 1 or bool(config.get("mlp_only_layers"))
-
-
-def _has_other_axes(config: Config) -> bool:
-    """Whether llama.cpp turns a part of a Qwen3-VL's head by another axis of a picture. Each third part is of one axis,
-    as long as that has some left; then transformers takes time, and llama.cpp nothing (ggml_rope_multi). What never
-    turns once is not seen: the published [24, 20, 20] leaves two such parts."""
-    rope = next((own for own in _ropes(config) if own.get("mrope_section")), {})
-    half, sections = (positive(config, ("head_dim",)) or 128) // 2, rope.get("mrope_section")
-    if not isinstance(sections, list) or len(sections) < 3 or not any(isinstance(n, int) and n > 0 for n in sections):
-        return False
-    theta = _number(rope.get("rope_theta") or config.get("rope_theta") or 500_000)
-    slowest = (positive(config, ("max_position_embeddings",)) or 128_000) / (2 * math.pi)
-
-    def axis(part: int) -> int | None:
-        return part % 3 if part < 3 * sections[part % 3] else None
-
-    seen = (part for part in range(half) if theta ** (part / half) < slowest)
-    return any(axis(part % sum(sections)) != (axis(part) or 0) for part in seen)
-
-
-# A condition on config.json, and why a model that meets it cannot be converted.
-_Rule = tuple[Callable[[Config], bool], str]
-
-
-def _lacks_rotated(key: str) -> _Rule:
-    why = f"llama.cpp's converter reads the rotated part of a head from {key}, which config.json lacks"
-    return lambda config: key not in config, why
-
-
-_AXES = (
-    _has_other_axes,
-    "llama.cpp turns parts of a head otherwise, where the first of mrope_section is too small for the others",
-)
-_EXPERTS_EVERYWHERE = (
-    _has_dense_layers,
-    "llama.cpp needs experts in every layer of this family (decoder_sparse_step: 1, and no mlp_only_layers)",
-)
-_AS_MANY_HEADS = (
-    lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
-    "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
-)
-_ONE_WIDTH = (  # both are 128 if unsaid
-    lambda config: config.get("linear_key_head_dim", 128) != config.get("linear_value_head_dim", 128),
-    "llama.cpp needs heads of one width in the linear attention of this family (linear_key_head_dim, "
-    "linear_value_head_dim)",
-)
-
-
-# By architecture.
-_RULES: dict[str, tuple[_Rule, ...]] = {
-    **GEMMA,
-    **dict.fromkeys(_causal(_DELTA_NET), (_ONE_WIDTH,)),
-    "BambaForCausalLM": (_lacks_rotated("attn_rotary_emb"),),
-    "MiniMaxM2ForCausalLM": (_lacks_rotated("rotary_dim"),),
-    "FalconForCausalLM": (
-        (
-            lambda config: not config.get("new_decoder_architecture") and config.get("parallel_attn") is False,
-            "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
-        ),
-        (
-            lambda config: config.get("ffn_hidden_size") not in (None, 4 * config.get("hidden_size", 4544)),
-            "llama.cpp takes the MLP of every Falcon for 4 x hidden_size wide, and ffn_hidden_size is not",
-        ),
-    ),
-    "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
-    "GPT2LMHeadModel": (
-        (
-            _has_inner_width,
-            "llama.cpp's converter takes the MLP of every GPT-2 for 4 x n_embd wide, and n_inner is not",
-        ),
-        (
-            lambda config: (
-                config.get("scale_attn_by_inverse_layer_idx") is True or config.get("scale_attn_weights") is False
-            ),
-            "llama.cpp scales the attention of every GPT-2 by its heads alone, and this config.json says another scale",
-        ),
-    ),
-    "MPTForCausalLM": (
-        (
-            lambda config: isinstance(own := config.get("attn_config"), Mapping) and own.get("alibi") is False,
-            "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
-        ),
-    ),
-    "Qwen2MoeForCausalLM": (_EXPERTS_EVERYWHERE,),
-    "Qwen3MoeForCausalLM": (
-        (lambda config: config.get("norm_topk_prob", False) is not True, f"{_SCALED} (norm_topk_prob: false)"),
-        _EXPERTS_EVERYWHERE,
-    ),
-    "DeepseekV2ForCausalLM": (
-        (
-            lambda config: (config.get("topk_group") or 0) < (config.get("n_group") or 0),
-            "llama.cpp chooses groups of experts as DeepSeek-V3 does, and this family otherwise (topk_group)",
-        ),
-    ),
-    "Lfm2MoeForCausalLM": (
-        (
-            lambda config: config.get("routed_scaling_factor", 1.0) != 1,
-            "llama.cpp does not read routed_scaling_factor of this family, and config.json has another value than 1",
-        ),
-    ),
-    "Qwen3VLForConditionalGeneration": (_AXES,),
-    "Qwen3VLMoeForConditionalGeneration": (_AXES, _EXPERTS_EVERYWHERE),
-    "OlmoeForCausalLM": (_AS_MANY_HEADS,),
-    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
-    "SmolLM3ForCausalLM": (
-        (
-            _turns_other_layers,
-            "llama.cpp leaves every fourth layer of SmolLM3 without positions, and this one others (no_rope_layers)",
-        ),
-    ),
-}

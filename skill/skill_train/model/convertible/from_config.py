@@ -25,7 +25,7 @@ LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 # files contain the number. Found with texts of six windows' length, as the same test does.
 WINDOWED = frozenset(
     f"{name}ForCausalLM"
-    for name in ("Cohere2", "Exaone4", "ExaoneMoe", "GptOss", "GraniteMoeSWA", "GraniteSWA", "Olmo3")
+    for name in ("Cohere2", "Afmoe", "Exaone4", "ExaoneMoe", "GptOss", "GraniteMoeSWA", "GraniteSWA", "Olmo3")
 ) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
 # Of these, llama.cpp itself decides which layers see the window: all but every second, fourth or sixth
 # (load_arch_hparams in its src/models). The converter writes no pattern of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,10 @@ from skill_train.verify.metadata.expected import (
     attention_scale,
     divided,
     expected,
-    gating,
     stated,
     window,
 )
+from skill_train.verify.metadata.experts import gating
 from skill_train.verify.metadata.rope import kind_of, table_faults
 
 _TOLERANCE = 1e-5  # relative: a float32 in the file against a decimal in config.json
@@ -161,9 +162,11 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "rope.scaling.original_context_length": lambda config, gguf: _original(config, gguf),
     "attn_logit_softcapping": lambda _, gguf: 50.0 if gguf.architecture == "gemma2" else 0.0,
     "final_logit_softcapping": lambda _, gguf: 30.0 if gguf.architecture in ("gemma2", "gemma4") else 0.0,
-    "logit_scale": lambda *_: 1.0,
-    "embedding_scale": lambda *_: 1.0,
-    "residual_scale": lambda *_: 1.0,
+    "logit_scale": lambda config, gguf: config("hidden_size") / 256 if gguf.architecture == "minicpm3" else 1.0,
+    "embedding_scale": lambda _, gguf: 12.0 if gguf.architecture == "minicpm3" else 1.0,
+    "residual_scale": lambda config, gguf: (
+        1.4 / math.sqrt(config("num_hidden_layers")) if gguf.architecture == "minicpm3" else 1.0
+    ),
     "attention.scale": lambda config, _: None if config("attention_multiplier") else attention_scale(config, _),
     "attention.sliding_window": lambda config, gguf: 0 if gguf.architecture in _WINDOWED else window(config, gguf),
     "rope.scaling.attn_factor": lambda config, gguf: (

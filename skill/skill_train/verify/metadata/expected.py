@@ -17,23 +17,24 @@ from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config
 from skill_train.verify.metadata.class_config import class_config_of
+from skill_train.verify.metadata.experts import gating, number_of_experts, shared_width
 from skill_train.verify.metadata.rope import kind_of, of_full_layers, rope_of, scaling_of
 
-_DOWN = re.compile(r"blk\.(\d+)\.ffn_down\.weight")
+_DOWN = re.compile(r"blk\.(\d+)\.ffn_down(_exps)?\.weight")
 _UNLIMITED = 1 << 20  # context of recurrent models. They have no longest text, and the file needs some number
 _RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _ALIBI = {"bloom", "mpt"}
-_HYBRID = {"granitemoehybrid"}
-_ROTATES = {"bamba": True}  # hybrids whose config.json does not say it
-_WITHOUT_KV = {"conv", "mamba", "mamba2", "linear_attention", "recurrent"}  # layer types without keys and values
-_GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama.cpp, llama_expert_gating_func_type
-_ALWAYS_SIGMOID = {
-    "deepseek_v3",
-    "exaone_moe",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "lfm2_moe",
-}  # the model's code has no switch
+_HYBRID = {"granitemoehybrid", "nemotron_h"}
+_ROTATES = {"bamba": True, "nemotron_h": False}  # hybrids whose config.json does not say it
+_WITHOUT_KV = {
+    "conv",
+    "mamba",
+    "mamba2",
+    "linear_attention",
+    "recurrent",
+    "mlp",
+    "moe",
+}  # layer types without keys and values
 _FIXED_EPSILON = {"olmo": 1e-5}  # the model's code has no field for it
 _LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
 _IN_WEIGHTS = {"falcon-h1"}  # architectures whose files have the factors of their layers in the weights
@@ -171,7 +172,7 @@ def _context(config: Stated, gguf: GgufFile) -> Any:
 
 
 def _layers(config: Stated, gguf: GgufFile) -> Any:
-    layers = config("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = config("num_hidden_layers", "n_layer", "n_layers", "num_layers") or len(config.layer_kinds) or None
     extra = gguf.of_architecture("nextn_predict_layers")
     return layers + extra if layers and isinstance(extra, int) else layers
 
@@ -179,9 +180,9 @@ def _layers(config: Stated, gguf: GgufFile) -> Any:
 def _feed_forward(config: Stated, gguf: GgufFile) -> Any:
     """The width of the file's own tensors, which another check compares; config.json's width if they have several
     widths or there are none."""
-    layers = ((_DOWN.fullmatch(name), tensor) for name, tensor in gguf.tensors.items())
+    layers = [(_DOWN.fullmatch(name), tensor) for name, tensor in gguf.tensors.items()]
     rows = {int(layer[1]): tensor.shape[0] for layer, tensor in layers if layer}
-    lengths = set(rows.values())
+    lengths = {tensor.shape[0] for layer, tensor in layers if layer and not layer[2]}
     own = config("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
     if config.recurrent:
         return 0
@@ -200,28 +201,12 @@ def _rotated(config: Stated, _: GgufFile) -> Any:
     return None if head is None else int(head * share)
 
 
-def _shared_width(config: Stated, _: GgufFile) -> Any:
-    own = config("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-    each = config("moe_intermediate_size")
-    count = config("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-    return own or (each * count if each and count else None)
-
-
 def _dense(config: Stated, gguf: GgufFile) -> Any:
     """The number of layers before the first one with experts. Without experts that is every layer."""
-    kinds = config("mlp_layer_types")
-    if kinds:
-        return (*kinds, "sparse").index("sparse")
-    stated_number = config("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    without = expected("expert_count", config, gguf) is None
-    return _layers(config, gguf) if stated_number is None and without else stated_number
-
-
-def gating(config: Stated, _: GgufFile) -> Any:
-    if config.model_type in _ALWAYS_SIGMOID:
-        return _GATING["sigmoid"]
-    name = config("scoring_func", "score_function", "moe_router_activation_func", "score_func")
-    return _GATING.get(str(name), 1 if config.model_type in ("deepseek_v2", "gpt_oss") else None)
+    if kinds := config("mlp_layer_types"):
+        return [*kinds, "sparse"].index("sparse")
+    number = config("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    return _layers(config, gguf) if number is None and expected("expert_count", config, gguf) is None else number
 
 
 def window(config: Stated, gguf: GgufFile) -> Any:
@@ -307,10 +292,10 @@ def _epsilon(*names: str) -> Callable[[Stated, GgufFile], Any]:
 def _steps(config: Stated, _: GgufFile) -> Any:
     """Mamba 2 has a time step for each head. Its config.json may also have the rank of Mamba 1, which Mamba 2
     ignores."""
-    heads = config("mamba_n_heads", "mamba_num_heads") or (
-        config("num_heads") if config.model_type == "mamba2" else None
+    own = ("num_heads",) if config.model_type == "mamba2" else ()
+    return config("mamba_n_heads", "mamba_num_heads", *own) or config(
+        "mamba_dt_rank", "time_step_rank", "linear_num_value_heads", "num_heads"
     )
-    return heads or config("mamba_dt_rank", "time_step_rank", "linear_num_value_heads", "num_heads")
 
 
 def _scaling(name: str) -> Callable[[Stated, GgufFile], Any]:
@@ -374,18 +359,19 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     )},
     "rope.scaling.finetuned": _positions,
     "rope.scaling.yarn_log_multiplier": _log_multiplier,
-    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": (
+    "expert_count": number_of_experts("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": number_of_experts(
         "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k", "top_k_experts",
     ),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
-    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
+    "expert_weights_norm": lambda config, _: config.model_type == "afmoe" or config("norm_topk_prob", "route_norm"),
     "expert_gating_func": gating,
     "expert_feed_forward_length": ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": _shared_width,
+    "moe_latent_size": ("moe_latent_size",),
+    "expert_shared_feed_forward_length": shared_width,
     "full_attention_interval": _interval,
     "attention.recurrent_layers": _recurrent,
     "leading_dense_block_count": _dense,

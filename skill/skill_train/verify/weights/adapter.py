@@ -59,11 +59,11 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
     comparison = _ModuleComparison(lora, base, tuned)
     names = name_map(base.architecture, base.of_architecture("block_count"))
     for module, parts in sorted(tuned.modules.items()):
-        name = f"{module}.weight"
+        name = _OF_TEXT.sub("", f"{module}.weight")
         mapped = names.get_name(name, try_suffixes=(".weight",)) if names is not None else None
         if set(parts) != {"a", "b"}:
             comparison.faults.append(f"{module} is more than A and B, which such a file cannot hold")
-        elif mapped not in base.tensors or (weight := stored.get(_OF_TEXT.sub("", name))) is None:
+        elif mapped not in base.tensors or (weight := stored.get(name)) is None:
             comparison.unknown.append(f"the tensor of {module} in a GGUF file is unknown")
         else:
             _compare(comparison, module, base.tensors[mapped], weight)

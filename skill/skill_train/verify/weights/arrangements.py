@@ -15,12 +15,20 @@ Arrange = Callable[[Any], Any]
 
 # Rows of query and key change places.
 _PERMUTED = frozenset((
-    "arcee", "granite", "granite_swa", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
+    "arcee", "granite", "granite_swa", "granitehybrid", "granitemoe", "llama", "mistral3", "nemotron_h",
+    "nemotron_h_moe", "olmo", "smollm3",
 ))  # fmt: skip
 # A norm multiplies by 1 + weight in transformers, and by the tensor in llama.cpp.
 _ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"))
 _TILED = frozenset(("qwen35", "qwen35moe"))  # value heads of linear attention change places
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps")
+# Weights of experts and routers that a file stores as they are, under names that gguf-py's map does not know.
+_WHOLE = {
+    ".experts.up_proj": "ffn_up_exps.weight",
+    ".experts.down_proj_bias": "ffn_down_exps.bias",
+    ".router.scale": "ffn_gate_inp.scale",
+    ".router.per_expert_scale": "ffn_down_exps.scale",
+}
 
 
 def as_in_model(weight: Any) -> Any:
@@ -53,17 +61,16 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
 
 def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...], tuple[Arrange, ...]]]:
     """The ways in which a file may store a fused weight: names of the tensors in their layer, and the part in each."""
-    if name.endswith(".experts.gate_up_proj"):
+    whole = next((tensor for end, tensor in _WHOLE.items() if name.endswith(end)), None)
+    if whole is not None:
+        yield (whole,), (as_in_model,)
+    elif name.endswith(".experts.gate_up_proj"):
         yield ("ffn_gate_up_exps.weight",), (as_in_model,)
         yield tuple(f"{stem}.weight" for stem in _EXPERTS), _gate_and_up(arch)
     elif name.endswith(".experts.gate_up_proj_bias"):
         yield tuple(f"{stem}.bias" for stem in _EXPERTS), (partial(every_other, first=0), partial(every_other, first=1))
     elif name.endswith(".experts.down_proj"):
         yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_in_model,)
-    elif name.endswith(".experts.down_proj_bias"):
-        yield ("ffn_down_exps.bias",), (as_in_model,)
-    elif name.endswith((".router.scale", ".router.per_expert_scale")):
-        yield ("ffn_down_exps.scale" if "per_expert" in name else "ffn_gate_inp.scale",), (as_in_model,)
     elif name.endswith(".shared_mlp.input_linear.weight"):
         halves = (partial(half, number=0), partial(half, number=1))
         yield ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), halves
