@@ -77,8 +77,13 @@ CPM3 = (
     | {"num_key_value_heads": 4}
 )
 CPM3 |= {"v_head_dim": 16}
-LONGER = _turned("longrope", original_max_position_embeddings=64, factor=8.0, **LONG_TABLES)
 WINDOWED = GROUPED | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
+LAGUNA = WINDOWED | ROUTED | {"shared_expert_intermediate_size": 64, "layer_types": WINDOWED["layer_types"][::-1]}
+ONE_BASE = WINDOWED | ROUTED
+ONE_BASE |= {
+    "rope_parameters": {key: {"rope_type": "default", "rope_theta": 10000.0} for key in WINDOWED["layer_types"]}
+}
+LONGER = _turned("longrope", original_max_position_embeddings=64, factor=8.0, **LONG_TABLES)
 AFMOE = ROUTED | {"num_hidden_layers": 4, "num_dense_layers": 1, "mup_enabled": True, "sliding_window": 8}
 GEMMA4 = GEMMA | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 GEMMA4 |= {"global_head_dim": 32, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0}
@@ -305,6 +310,13 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "youtu-bias": ("youtu", CPM3 | {"attention_bias": True}, "attention_bias"),
     "youtu-halves": ("youtu", CPM3 | {"rope_interleave": False}, "rope_interleave"),
     "afmoe-relu": ("afmoe", AFMOE | {"hidden_act": "relu"}, "hidden_act"),
+    "mellum-bases": ("mellum", WINDOWED | ROUTED, "rope_theta"),
+    "mellum-full": ("mellum", ONE_BASE | {"layer_types": ["full_attention"] * 2}, "layer_types"),
+    "mellum-dense": ("mellum", ONE_BASE | {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
+    "mellum-shares": ("mellum", ONE_BASE | {"norm_topk_prob": False}, "norm_topk_prob"),
+    "mellum-tied": ("mellum", ONE_BASE | {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    "laguna-windows": ("laguna", WINDOWED | ROUTED | {"shared_expert_intermediate_size": 64}, "layer_types"),
+    "laguna-cap": ("laguna", LAGUNA | {"moe_router_logit_softcapping": 0.5}, "softcapping"),
     "hunyuan-moe": ("hunyuan_v1_moe", ROUTED | {"moe_topk": 2}, "vocabulary"),
     "minicpm3-bias": ("minicpm3", CPM3 | {"attention_bias": True}, "attention_bias"),
     "minicpm3-queries": ("minicpm3", CPM3 | {"q_lora_rank": None}, "q_lora_rank"),
@@ -337,6 +349,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
         "minicpm3",
         CPM3 | _turned("longrope", original_max_position_embeddings=512, factor=1.0, **LONG_TABLES),
     ),
+    "mellum": ("mellum", ONE_BASE),
+    "laguna": ("laguna", LAGUNA),
     "mistral-llama3": ("mistral", GROUPED | _turned("llama3", **LLAMA3)),
     "exaone4-llama3": ("exaone4", GROUPED | _turned("llama3", **LLAMA3)),
     "qwen2-linear": ("qwen2", GROUPED | _turned("linear")),
@@ -393,6 +407,8 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone-moe": ("exaone_moe", EXPERTS | HALF),
     "afmoe": ("afmoe", AFMOE),
     "granite-swa": ("granite_swa", WINDOW | HALF),
+    "laguna": ("laguna", LAGUNA | {"sliding_window": 8}),
+    "mellum": ("mellum", ONE_BASE | {"sliding_window": 8}),
     "granite-moe-swa": ("granitemoe_swa", EXPERTS | HALF),
     "olmo3": (
         "olmo3",

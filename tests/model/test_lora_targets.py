@@ -54,7 +54,7 @@ LEFT_OUT = {
 }
 MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
 MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "qwen35moe", "dots1", "minimaxm2"}
-MIXTURES |= {"afmoe", "gemma4moe", "glm4moelite", "nemotronhmoe", "exaonemoe", "granitemoeswa"}
+MIXTURES |= {"afmoe", "gemma4moe", "mellum", "glm4moelite", "nemotronhmoe", "exaonemoe", "granitemoeswa"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 

@@ -452,6 +452,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mup_enabled": True,
         },
     ),
+    "mellum": (
+        "Mellum",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "head_dim": 16,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                key: {"rope_type": "default", "rope_theta": 10000.0} for key in ("sliding_attention", "full_attention")
+            },
+        },
+    ),
     "graniteswa": ("GraniteSWA", "gpt2", _GRANITE | {"sliding_window": 64}),
     "granitemoeswa": (
         "GraniteMoeSWA",

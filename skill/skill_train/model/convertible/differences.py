@@ -62,7 +62,9 @@ def _other_activation(name: str, text: Config) -> str | None:
     return f"llama.cpp computes the MLP of this family with {functions[0]}, and {key} says another function"
 
 
-_OWN_HEAD = "Apertus Dots1 ExaoneMoe FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
+_OWN_HEAD = (
+    "Apertus Dots1 ExaoneMoe Mellum FalconH1 GPTNeoX GptOss Llama4 Nemotron Olmo2 Olmo3 Olmoe Phi Qwen2Moe StableLm"
+)
 _ONE_MATRIX = "Cohere Cohere2 Gemma Gemma2 Lfm2Moe"
 _LATENT = "Glm4MoeLite MiniCPM3 Youtu"
 _UNBIASED = (
@@ -91,7 +93,7 @@ _VALUES = (
     ("llama.cpp turns the positions of this family by pairs of neighbours", "rope_interleave", False, _LATENT),
     ("llama.cpp keeps the shares of experts as they are", "norm_topk_prob", True, "Olmoe Qwen2Moe"),
     ("llama.cpp scales the shares of experts, and transformers keeps them", "norm_topk_prob", True, "DeepseekV2"),
-    (SCALED, "norm_topk_prob", False, "Lfm2Moe Qwen3Next"),
+    (SCALED, "norm_topk_prob", False, "Lfm2Moe Mellum Qwen3Next"),
     ("llama.cpp scales the attention of this family", "scale_attn_weights", False, "GPTBigCode"),
     ("llama.cpp takes one head of keys for every GPTBigCode", "multi_query", False, "GPTBigCode"),
     ("llama.cpp computes Gemma 3 with causal attention", "use_bidirectional_attention", True, "Gemma3"),

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from skill_train.facts import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.model.convertible.differences import computed_otherwise
+from skill_train.model.convertible.rules import causal
 from skill_train.model.convertible.towers import tower_computed_otherwise
 from skill_train.model.tower import Config
 
@@ -23,10 +24,9 @@ LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 # Architectures whose sliding window llama.cpp uses, and those whose window it ignores, including Phi-3, although its
 # files contain the number. Found with texts of six windows' length, as the same test does.
-WINDOWED = frozenset(
-    f"{name}ForCausalLM"
-    for name in ("Cohere2", "Afmoe", "Exaone4", "ExaoneMoe", "GptOss", "GraniteMoeSWA", "GraniteSWA", "Olmo3")
-) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
+WINDOWED = causal("Afmoe Cohere2 Exaone4 ExaoneMoe GptOss GraniteMoeSWA GraniteSWA Laguna Mellum Olmo3") | {
+    f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")
+}
 # Of these, llama.cpp itself decides which layers see the window: all but every second, fourth or sixth
 # (load_arch_hparams in its src/models). The converter writes no pattern of them.
 _ONE_FULL_OF = {
@@ -36,17 +36,11 @@ _ONE_FULL_OF = {
     "Gemma3ForCausalLM": 6,
     "Gemma3ForConditionalGeneration": 6,
 }
-WINDOW_LEFT_OUT = frozenset(
-    f"{name}ForCausalLM"
-    for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
-) | {"Starcoder2ForCausalLM", "Dots1ForCausalLM"}
+WINDOW_LEFT_OUT = causal("Dots1 Ministral3 Mistral Mixtral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
 
 # The converter's classes for these read the vocabulary only from tokenizer.model (set_vocab in
 # conversion/{gemma,nemotron,ernie,minicpm}.py).
-PIECES_ALONE = frozenset(
-    f"{name}ForCausalLM"
-    for name in ("Gemma", "Gemma2", "Nemotron", "Ernie4_5_", "Ernie4_5", "Ernie4_5_Moe", "MiniCPM3")
-)
+PIECES_ALONE = causal("Ernie4_5 Ernie4_5_ Ernie4_5_Moe Gemma Gemma2 MiniCPM3 Nemotron")
 
 # clip_graph_pixtral multiplies a new tensor by 0 to clear it (tools/mtmd/models/pixtral.cpp, read 2026-11-26).
 # A processor gave rows of NaN for pictures of 500 x 400 pixels and a tiny tower.

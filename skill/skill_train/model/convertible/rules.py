@@ -186,6 +186,28 @@ RULES: dict[str, tuple[_Rule, ...]] = {
     "HunYuanMoEV1ForCausalLM": (
         (lambda config: True, "llama.cpp's converter needs code of the publisher for this family's vocabulary"),
     ),
+    "MellumForCausalLM": (
+        _SOME_WINDOW,
+        (
+            lambda config: "dense" in (config.get("mlp_layer_types") or ()),
+            "llama.cpp needs experts in every layer of this family (mlp_layer_types)",
+        ),
+        (
+            lambda config: len({base for rope in ropes(config) if (base := rope.get("rope_theta"))}) > 1,
+            "llama.cpp turns all layers of this family by one base, and config.json has several (rope_theta)",
+        ),
+    ),
+    "LagunaForCausalLM": (
+        (
+            _windows_other_than(1),
+            "llama.cpp takes every fourth layer of Laguna, from the first on, for one without window, and this one "
+            "others (layer_types)",
+        ),
+        (
+            lambda config: bool(config.get("moe_router_logit_softcapping")),
+            "llama.cpp does not cap the routers of this family (moe_router_logit_softcapping)",
+        ),
+    ),
     "MiniCPM3ForCausalLM": (
         _NO_QUERY_RANK,
         (

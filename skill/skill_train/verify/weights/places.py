@@ -20,12 +20,13 @@ TRIED = frozenset((
     "afmoe", "apertus", "arcee", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "ernie4_5", "ernie4_5-moe",
     "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4", "glm4moe",
     "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa", "granitehybrid", "granitemoe", "hunyuan-dense", "jais2",
-    "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2", "minicpm3", "mistral3", "mpt", "nemotron", "nemotron_h",
-    "nemotron_h_moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35",
-    "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2",
+    "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2", "mellum", "minicpm3", "mistral3", "mpt", "nemotron",
+    "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3",
+    "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3", "stablelm", "starcoder",
+    "starcoder2",
 ))  # fmt: skip
 # Architectures that gguf-py 0.19 does not know, and one whose tensors have the same names.
-_LIKE = {"granite_swa": "mimo2"}
+_LIKE = {"granite_swa": "mimo2", "mellum": "qwen3moe"}
 
 # Weights of a model that no text file holds: pictures and sound, and masks and angles that the code computes.
 _ELSEWHERE = re.compile(
