@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+import tiny
 from converting import converted
 from gguf_faults import check_weights
+from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
+from skill_train.llama import get_converter
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.run.verify_record import Check
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.weights.adapter import check_lora_weights
 from tiny_gemma4 import published, with_tower
+from told import Warnings, quiet
 
 pytestmark = pytest.mark.slow
 
@@ -42,4 +47,24 @@ def test_the_text_of_a_model_with_a_tower(tmp_path: Path) -> None:
     assert isinstance(weights, Check) and weights.verdict == "pass", weights.detail
     assert weights.figures["looked_at"] == len(gguf.tensors)
     check = check_metadata(gguf, json.loads((model / "config.json").read_text()))
+    assert check.verdict == "pass", check.detail
+
+
+def test_the_adapter_of_a_model_with_a_tower(tmp_path: Path) -> None:
+    """Its modules have other names than those of the text alone."""
+    base = with_tower(tmp_path / "model")
+    targets = ["q_proj", "down_proj", "per_layer_projection"]
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=targets, exclude_modules=r".*vision_tower.*")
+    request = AdapterExportRequest(
+        base=base,
+        adapter=adapter,
+        out=tmp_path / "gguf",
+        record=tmp_path / "lora_gguf.json",
+        name="m",
+        outtype="f16",
+        toolchain=get_converter.find(),
+    )
+    exported = export_lora(request, progress=quiet, warn=Warnings())
+    lora = read_gguf(tmp_path / next(iter(exported.record.outputs)))
+    check = check_lora_weights(lora, read_gguf(converted(base, tmp_path)), base, adapter)
     assert check.verdict == "pass", check.detail
