@@ -26,15 +26,8 @@ _RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _ALIBI = {"bloom", "mpt"}
 _HYBRID = {"granitemoehybrid", "nemotron_h"}
 _ROTATES = {"bamba": True, "nemotron_h": False}  # hybrids whose config.json does not say it
-_WITHOUT_KV = {
-    "conv",
-    "mamba",
-    "mamba2",
-    "linear_attention",
-    "recurrent",
-    "mlp",
-    "moe",
-}  # layer types without keys and values
+# Layer types without keys and values.
+_WITHOUT_KV = {"conv", "mamba", "mamba2", "linear_attention", "recurrent", "mlp", "moe"}
 _FIXED_EPSILON = {"olmo": 1e-5}  # the model's code has no field for it
 _LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
 _IN_WEIGHTS = {"falcon-h1"}  # architectures whose files have the factors of their layers in the weights

@@ -14,10 +14,8 @@ _ALWAYS_SIGMOID = {"afmoe", "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_l
 
 def shared_width(config: Any, _: GgufFile) -> Any:
     own = config("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-    each, count = (
-        config("moe_intermediate_size"),
-        config("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    )
+    each = config("moe_intermediate_size")
+    count = config("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     return own or (each * count if each and count else None)
 
 

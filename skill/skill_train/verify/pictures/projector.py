@@ -114,7 +114,13 @@ def _stated(config: JsonObject, processor: ImageProcessor, tower: JsonObject) ->
         yield "clip.projector_type", _TYPES[kind]
     yield "clip.vision.image_mean", [*processor.image_mean]
     yield "clip.vision.image_std", [*processor.image_std]
-    qwen, no_merging = kind.startswith("qwen"), {"spatial_merge_size": 1} if "spatial_merge_size" in config else {}
+    qwen = kind.startswith("qwen")
+    # A Pixtral, which is a llava, merges nothing, whatever its config.json says.
+    merging = {
+        "qwen3_vl": vision,
+        "mistral3": config,
+        "llava": dict.fromkeys(config.keys() & {"spatial_merge_size"}, 1),
+    }
     lengths = {
         "patch_size": vision.get("patch_size"),
         "embedding_length": vision.get("embed_dim", vision.get("hidden_size")),
@@ -124,9 +130,7 @@ def _stated(config: JsonObject, processor: ImageProcessor, tower: JsonObject) ->
         "image_size": None if qwen else vision.get("image_size"),
         "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
         "preproc_image_size": processor.size["longest_edge"] if _TYPES.get(kind) == "idefics3" else None,
-        "spatial_merge_size": {"qwen3_vl": vision, "mistral3": config, "llava": no_merging}.get(kind, {}).get(
-            "spatial_merge_size"
-        ),
+        "spatial_merge_size": merging.get(kind, {}).get("spatial_merge_size"),
         "n_wa_pattern": vision["fullatt_block_indexes"][0] + 1 if vision.get("fullatt_block_indexes") else None,
     }
     yield from ((f"clip.vision.{key}", value) for key, value in lengths.items() if value is not None)
