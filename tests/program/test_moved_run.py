@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 STEPS = 200
 
 
-@pytest.mark.parametrize("at", ["loading the model", "training: "])
+@pytest.mark.parametrize("at", [pytest.param("loading the model", marks=pytest.mark.torture), "training: "])
 def test_it_stops_and_goes_on_where_the_run_is_now(warm_python: Path, tmp_path: Path, at: str) -> None:
     local = ("local", "--model", tiny.cached("gemma"), "--data", tiny.write_rows(tmp_path / "rows.jsonl", 24))
     recipe = ("--max-steps", STEPS, "--max-length", 96, "--run-dir", "run", "--format", "json")

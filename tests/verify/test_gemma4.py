@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 BORROWED = {f"blk.{layer}.attn_{name}.weight" for layer in (2, 3) for name in ("k", "v", "k_norm")}
 
 
+@pytest.mark.torture
 def test_keys_of_layers_that_use_those_of_others_are_named_and_no_fault(tmp_path: Path) -> None:
     model = published(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
