@@ -1,9 +1,10 @@
 """Writes the documentation that the program itself knows: `python scripts/make_docs.py [--check]`.
 
-    SKILL.md               the blocks between `<!-- generated:NAME -->` and `<!-- /generated -->`
+    SKILL.md, README.md    the blocks between `<!-- generated:NAME -->` and `<!-- /generated -->`
     references/cli.md      every command as its `--help` prints it, without columns and what all have in common
     references/recipe.md   every recipe field with its type, default, unit and meaning
     references/devices.md  its table of devices
+    references/verification.md  the architectures of which `verify` knows every weight
 
 With `--check` nothing is written; exit 1 and the names of the files that are out of date.
 """
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ from skill_train.commands._command import FORMATS
 from skill_train.core.errors import EXIT_CODES
 from skill_train.estimate.targets import read_table
 from skill_train.recipe.fields import Recipe
+from skill_train.verify.weights.places import TRIED
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/make_docs.py (`make docs`); change the program, not this page. -->\n"
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
+_WITH_BLOCKS = ("devices.md", "verification.md")
 _HELP_COLUMNS = 110
 _TYPES = {
     "bool": "true or false",
@@ -48,7 +52,7 @@ _NO_OPTIONS = re.compile(r"\n+Options:\Z")
 def main() -> int:
     """Exit code: 0, or 1 when `--check` found a stale page."""
     pages = {ROOT / "references" / "cli.md": cli_page(), ROOT / "references" / "recipe.md": recipe_page()}
-    for page in (ROOT / "SKILL.md", ROOT / "README.md", ROOT / "references" / "devices.md"):
+    for page in (ROOT / "SKILL.md", ROOT / "README.md", *(ROOT / "references" / name for name in _WITH_BLOCKS)):
         pages[page] = with_blocks(page.read_text(encoding="utf-8"))
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" not in sys.argv[1:]:
@@ -61,7 +65,12 @@ def main() -> int:
 
 def with_blocks(text: str) -> str:
     """The page with each generated block renewed."""
-    blocks = {"commands": command_table, "exit-codes": exit_code_table, "devices": device_table}
+    blocks = {
+        "architectures": lambda: f"{textwrap.fill(', '.join(sorted(TRIED)), 140, break_on_hyphens=False)}.\n",
+        "commands": command_table,
+        "exit-codes": exit_code_table,
+        "devices": device_table,
+    }
     return _BLOCK.sub(lambda match: match[1] + blocks[match["name"]]() + match[3], text)
 
 
