@@ -531,8 +531,8 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
         assert distance(model, file, tmp_path) > 100 * SAME
     except VerificationFailed as error:
         assert error.code == "bad_gguf"
-    except NativeCrash:  # an assertion of its own, or a tensor that is not there
-        return
+    except NativeCrash as error:  # an assertion of its own, or a bias that is not there
+        assert "expects" in str(error) or name == "nemotron-h-no-bias"
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "gemma2-pruned", "phi3")))

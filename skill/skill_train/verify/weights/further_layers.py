@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
+from skill_train.model.weight_files import read_tensor, stored_tensors
 
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Qwen3-Next and Qwen3.5 have them beside the model. The other names are those of DeepSeek-V3 and GLM-4.5.
@@ -29,7 +29,7 @@ def further_weights(checkpoint: Path, layers: int) -> Iterator[tuple[str, partia
         published = _published(name, layers)
         own = _OF_LAYER.match(published)
         if own is not None and int(own[1]) >= layers:
-            yield published, partial(_read, stored)
+            yield published, partial(read_tensor, stored)
 
 
 def _published(name: str, layers: int) -> str:
@@ -39,7 +39,3 @@ def _published(name: str, layers: int) -> str:
     leaf, _, end = beside[2].rpartition(".")
     inside = beside[2] if beside[1] else f"{_PARTS.get(leaf, leaf)}.{end}"
     return f"model.layers.{layers + int(beside[1] or 0)}.{inside}"
-
-
-def _read(stored: StoredTensor) -> Any:
-    return read_tensor(stored)
