@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -91,3 +92,20 @@ def test_names_of_deepseek_and_glm(tmp_path: Path) -> None:
     names = [f"model.layers.{layer}.{part}" for layer in (45, 46) for part in ("eh_proj.weight", "mlp.gate.weight")]
     save_file({name: torch.ones(2, 2) for name in (*names, "model.norm.weight")}, tmp_path / "model.safetensors")
     assert sorted(dict(further_weights(tmp_path, 46))) == sorted(names[2:])
+
+
+@pytest.mark.parametrize("family", ["glm4moe", pytest.param("exaonemoe", marks=pytest.mark.torture)])
+def test_layers_that_a_config_only_counts(family: str, tmp_path: Path) -> None:
+    """transformers saves such a checkpoint: the number without the layers. Of K-EXAONE llama.cpp loads no such file."""
+    model = Path(shutil.copytree(tiny_families.folder(family), tmp_path / "model"))
+    config = _config(model) | {"num_nextn_predict_layers": 1}
+    (model / "config.json").write_text(json.dumps(config))
+    gguf = read_gguf(converted(model, tmp_path, "f16"))
+    assert gguf.of_architecture("block_count") == config["num_hidden_layers"] == 2
+    llama_cpp.Llama(str(gguf.path), n_ctx=64, verbose=False).close()
+    assert check_metadata(gguf, config).verdict == "pass"
+    counted = {
+        f"{gguf.architecture}.{key}": number for key, number in (("block_count", 3), ("nextn_predict_layers", 1))
+    }
+    check = check_metadata(replace(gguf, metadata=gguf.metadata | counted), config)
+    assert check.verdict == "fail" and "nextn_predict_layers" in check.detail

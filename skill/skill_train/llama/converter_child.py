@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import runpy
 import sys
 import threading
@@ -24,6 +25,7 @@ JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process i
 _NEW_OBJECTS = 200_000
 _QWEN_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _QWEN_TOWER_EPSILON = 1e-6  # the epsilon of the vision tower's norms, in the code of transformers
+_LAYER, _MTP = re.compile(r"(?:\w+\.)*?layers\.(\d+)\."), re.compile(r"(?:model\.)?mtp\.")
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # llama_token_type of llama.cpp
 _ADDED_SCORE = -1000.0  # the converter's own score of added tokens
 _GLM_THETA = 10000.0  # llama.cpp's converter multiplies it by `rope_ratio`
@@ -184,20 +186,23 @@ def _read_added_tokens() -> None:
 
 
 def _leave_out_missing_mtp() -> None:
-    """Converts Qwen3-Next and Qwen3.5 without their multi-token prediction (MTP) layers if the checkpoint has none.
-    transformers does not write these layers, but the converter asserts that they exist, or counts them."""
-    mixin = getattr(importlib.import_module("conversion.qwen"), "_QwenMtpMixin", None)
-    if mixin is None:  # another version of llama.cpp
-        return
-    index = mixin.index_tensors
+    """Converts a checkpoint without layers for multi-token prediction (MTP) as a model that has none, whatever its
+    config.json counts. transformers does not write them, but converters assert that they exist, or count them."""
+    model = importlib.import_module("conversion.base").ModelBase
+    index = model.index_tensors
 
     def index_tensors(self: Any, *arguments: Any, **named: Any) -> Any:
         tensors = index(self, *arguments, **named)
-        if type(self).opt_num_mtp_layers == 0:
+        texts = (self.hparams, self.hparams.get("text_config") or {})
+        layers = next((text["num_hidden_layers"] for text in reversed(texts) if "num_hidden_layers" in text), None)
+        numbers = [int(found[1]) for found in map(_LAYER.match, tensors) if found]
+        if layers and numbers and max(numbers) < layers and not any(map(_MTP.match, tensors)):
             type(self).no_mtp = True
+            for text in texts:
+                text |= {"num_nextn_predict_layers": 0} if text.get("num_nextn_predict_layers") else {}
         return tensors
 
-    mixin.index_tensors = index_tensors
+    model.index_tensors = index_tensors
 
 
 def _keep_the_end_of_a_line() -> None:

@@ -170,6 +170,14 @@ def _layers(config: Stated, gguf: GgufFile) -> Any:
     return layers + extra if layers and isinstance(extra, int) else layers
 
 
+def _further(config: Stated, gguf: GgufFile) -> Any:
+    """The layers that predict further tokens. llama.cpp answers without them, so a file may leave them out."""
+    layers = config("num_hidden_layers")
+    if layers and not any(name.startswith(f"blk.{layers}.") for name in gguf.tensors):
+        return 0
+    return config("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
 def _feed_forward(config: Stated, gguf: GgufFile) -> Any:
     """The width of the file's own tensors, which another check compares; config.json's width if they have several
     widths or there are none."""
@@ -369,7 +377,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "attention.recurrent_layers": _recurrent,
     "leading_dense_block_count": _dense,
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
-    "nextn_predict_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+    "nextn_predict_layers": _further,
     "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "d_conv"),
     "ssm.state_size": ("mamba_d_state", "ssm_state_size", "state_size", "linear_key_head_dim", "d_state"),
     "ssm.group_count": ("mamba_n_groups", "n_groups", "linear_num_key_heads"),
