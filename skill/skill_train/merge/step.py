@@ -51,14 +51,7 @@ from skill_train.reference.checkpoint_names import empty_model, unknown_paramete
 from skill_train.reference.load import NotLoaded
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
-from skill_train.run.folder import (
-    StepResult,
-    finished_record,
-    note_of,
-    require_only,
-    require_space,
-    versions,
-)
+from skill_train.run.folder import StepResult, finished_record, note_of, require_only, require_space, versions
 from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeRecord, MergeSettings
 from skill_train.run.train_record import FedRow
 

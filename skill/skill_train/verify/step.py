@@ -44,21 +44,8 @@ from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.pictures.check import check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
-from skill_train.verify.reference_answers import (
-    ReferenceMeasurements,
-    measure,
-    measure_base,
-    measure_rounded,
-)
-from skill_train.verify.run_checks import (
-    Draft,
-    PreparedFiles,
-    draft_of,
-    export_records,
-    judge,
-    own_templates,
-    readable,
-)
+from skill_train.verify.reference_answers import ReferenceMeasurements, measure, measure_base, measure_rounded
+from skill_train.verify.run_checks import Draft, PreparedFiles, draft_of, export_records, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import WeightChecks, compare_weights, compared_bytes
 
