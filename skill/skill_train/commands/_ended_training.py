@@ -9,12 +9,12 @@ from msgspec import UNSET
 from skill_train.core.console import Console
 from skill_train.core.errors import TrainingFailed, UsageError, quoted
 from skill_train.core.units import duration
+from skill_train.plan.ancestry import known_to_base
 from skill_train.plan.few_steps import few_steps
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Number, Plan
 from skill_train.run.train_record import TrainedData, TrainRecord
-from skill_train.train.base_rows import known_to_base
 
 
 class MeasuredFigure(TypedDict):
