@@ -59,8 +59,6 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The records of the steps."""
-
     trained: TrainRecord
     merged: MergeRecord
     exported: dict[str, ExportedFile]  # the GGUF files of the language model, by their names in the run

@@ -55,8 +55,6 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class _Push:
-    """The files of a push, and the facts of its card."""
-
     run: RunDir
     recipe: ResolvedRecipe
     facts: CardFacts  # without the licence, which is read later

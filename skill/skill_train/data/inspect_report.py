@@ -117,8 +117,6 @@ class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `data`."""
-
     path: str
     # bytes, sha256: of a file
     bytes: int | None

@@ -69,8 +69,6 @@ _LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one method."""
-
     verdict: Literal["ready", "needs_mapping", "impossible"]
     because: str
     # the dataset's name of each column by the method's name; empty if the method is impossible

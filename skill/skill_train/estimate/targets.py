@@ -35,8 +35,6 @@ _GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 
 class TargetDevice(msgspec.Struct, frozen=True):
-    """The device that a file is made for."""
-
     name: str
     family: str  # of `decode.FAMILIES`: how much of the bandwidth such chips reach
     memory_bytes: float  # all of it. `usable_bytes` is what a program may use, from the least to the most.

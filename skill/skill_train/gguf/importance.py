@@ -32,8 +32,6 @@ _WORK_BYTES = 700_000_000  # the memory that `verify` also expects for one file 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The importance matrix of an export."""
-
     file: Path
     use: MatrixUse
     # token ids of other texts, on which files with and without the matrix are compared; empty for no comparison

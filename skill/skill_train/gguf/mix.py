@@ -51,8 +51,6 @@ class MixTarget:
 
 @dataclass(frozen=True)
 class Mix:
-    """A mix for the quantizer."""
-
     types: dict[str, str]  # the type of each matrix, by its name
     nominal: str  # the type for `general.file_type`, which must be one of llama.cpp's types
     most_bytes: int | None

@@ -30,8 +30,6 @@ _SHARD = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}.*")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a dataset."""
-
     name: str
     files: Mapping[str, list[str]]  # the repository's data files by split
     rows: Mapping[str, int]  # the number of rows by split, from the card; empty if the card does not say

@@ -53,8 +53,6 @@ class PushFile:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """The result of an upload."""
-
     url: str
     commit: str  # the id of the commit
     created: bool  # the repository is new

@@ -25,8 +25,6 @@ _KEEP_BITS = (
 
 @dataclass(frozen=True)
 class WeightType:
-    """The chosen type and the reason."""
-
     outtype: str  # `f16`, `bf16`, `f32` or `q8_0`
     reason: str  # one sentence
     largest_weight: float | None  # the largest |weight| of all matrices; None if the checkpoint stores no plain floats

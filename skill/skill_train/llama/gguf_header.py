@@ -30,8 +30,6 @@ Value = str | int | float | list[str] | list[int] | list[float]  # a metadata va
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of the file."""
-
     name: str
     shape: tuple[int, ...]  # in GGUF's order, row length first
     kind: str  # the name of the storage type, such as `Q4_K`

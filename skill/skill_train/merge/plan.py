@@ -50,8 +50,6 @@ class Base:
 
 @dataclass
 class MergePlan:
-    """The plan of a merge."""
-
     changes: dict[str, Change] = field(default_factory=dict)  # the changes by the tensor's name in the checkpoint
     # tensors to add, each with the stored tensor that it is copied from (an untied head)
     copies: dict[str, str] = field(default_factory=dict)

@@ -51,8 +51,6 @@ class TextShape(msgspec.Struct, frozen=True):
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
-    """The parameters of a model."""
-
     total: int  # all parameters
     experts: int = 0  # the parameters in all experts
 

@@ -30,8 +30,6 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """One tensor in a file."""
-
     file: Path
     dtype: str  # safetensors' name of the type, such as `BF16`
     shape: tuple[int, ...]

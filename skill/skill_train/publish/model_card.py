@@ -32,8 +32,6 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts on a card."""
-
     repo: str  # `name/of-repository`
     parts: tuple[str, ...]  # some of `adapter`, `merged`, `gguf`
     base: str  # the id of the base on the Hub if `base_on_hub`, otherwise the name of its folder

@@ -83,8 +83,6 @@ class Losses(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison."""
-
     # recipe, placement: the differences of each group
     recipe: list[RunDifference]
     placement: list[RunDifference]

@@ -67,8 +67,6 @@ class MixSource(TypedDict):
 
 
 class QuantizedFile(TypedDict, total=False):
-    """The record of a quantized file."""
-
     types: dict[str, Whole]  # how many tensors the file stores in each type
     fallbacks: list[Fallback]  # tensors that are stored in a larger type
     bits_per_weight: Number  # of the file's matrices
@@ -83,8 +81,6 @@ class QuantizedFile(TypedDict, total=False):
 
 
 class ExportedFile(FileDigest, QuantizedFile):
-    """One GGUF file."""
-
     quant: str  # llama.cpp's short name of its type, or the name of a mix
 
 

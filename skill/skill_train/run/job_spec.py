@@ -30,8 +30,6 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """One job."""
-
     namespace: str
     # program, plan: the two files that are uploaded. In the job they are in one folder.
     program: Path

@@ -111,8 +111,6 @@ class Gate(TypedDict):
 
 
 class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of the step."""
-
     schema: StepSchema = "skill-train/step/1"
     step: str = "merge"
     inputs: MergeInputs

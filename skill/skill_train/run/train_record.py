@@ -42,8 +42,6 @@ class PromptAnswers(msgspec.Struct, frozen=True):
 
 
 class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows and tokens of the data."""
-
     rows: Whole
     train_rows: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     held_out_rows: Whole

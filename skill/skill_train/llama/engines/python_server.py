@@ -52,8 +52,6 @@ class Exchange(msgspec.Struct, frozen=True):
 
 @dataclass
 class Served:
-    """A running server."""
-
     worker: LiveWorker
     url: str  # with `/v1`, as clients of OpenAI's API need it
     version: str  # the version of llama-cpp-python

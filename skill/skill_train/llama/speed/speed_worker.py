@@ -30,8 +30,6 @@ _BATCH = 512  # llama.cpp's own default of a micro-batch
 
 
 class SpeedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The file and the sizes to measure."""
-
     gguf: str
     prompt_tokens: int
     answer_tokens: int

@@ -121,8 +121,6 @@ class _ComparedWeight:
 
 
 class _FileComparison:
-    """The comparison of one file with the model."""
-
     def __init__(self, gguf: GgufFile, places: Places, tuned: bool, across: bool = False) -> None:
         self.gguf, self.places, self.tuned, self.across = gguf, places, tuned, across
         self.unplaced = places.unplaced.copy()
