@@ -731,8 +731,8 @@ def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> N
     parts = [ReferencePart(pixels, embeddings) for pixels in pictures]
     own = PictureReference([9, 9, 1], [1], "", "", None, parts, logits, logits)
     measured = MeasuredPictures("gemma3", False, 9, {}, [], 4, [0.5] * 3, [0.5] * 3, [], [own])
-    shown = [PictureChunk(None, 1, 1, pixels, embeddings) for pixels in (pictures[0], pictures[1][:, :3])]
-    answer = PictureAnswer([*shown, PictureChunk([1], 1, 1, None, None)], logits, None, "")
+    shown = [PictureChunk(None, 1, pixels, embeddings) for pixels in (pictures[0], pictures[1][:, :3])]
+    answer = PictureAnswer([*shown, PictureChunk([1], 1, None, None)], logits, None, "")
     found = check_same_pixels("m.gguf", "f16", "f16", measured, [answer])
     assert isinstance(found, Check) and found.verdict == "fail"
     assert found.detail == "100.0% of the pixels are others: 6x3 in place of 6x4"

@@ -55,7 +55,6 @@ class PictureChunk(msgspec.Struct, frozen=True):
 
     ids: list[int] | None  # the token ids of text; None for a picture
     tokens: int  # the number of embeddings that the model reads
-    positions: int  # the number of positions that the part takes
     pixels: Array = None  # the vision tower's input, float32 [3, height, width]; None for text, or if it is unreadable
     embeddings: Array = None  # the projector's output, float32 [tokens, width]; None for text
 

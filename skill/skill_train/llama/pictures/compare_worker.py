@@ -57,12 +57,12 @@ def _answer(llama: Llama, encoder: Projector, step: int, prompt: PicturePrompt, 
     parts, own, unread = [], [], ""
     for chunk in chunks:
         if chunk.ids is not None:
-            parts.append(PictureChunk(chunk.ids, chunk.tokens, chunk.positions))
+            parts.append(PictureChunk(chunk.ids, chunk.tokens))
             continue
         embeddings, pixels = encoder.encode(chunk)
         own.append(embeddings)
         unread = unread or (encoder.watch.why_not if pixels is None else "")
-        parts.append(PictureChunk(None, chunk.tokens, chunk.positions, pixels, embeddings))
+        parts.append(PictureChunk(None, chunk.tokens, pixels, embeddings))
     logits, with_given = _logits(llama, encoder, step, chunks, own), None
     others = [np.load(file) for file in prompt.embeddings]
     if others and [one.shape for one in others] == [one.shape for one in own]:
