@@ -107,6 +107,14 @@ def wrongly_tuned(good: gguf_maker.Export, times: int, alpha: float) -> gguf_mak
     )
 
 
+def test_a_right_file_beside_a_wrong_unquantized_one(verdicts: Any, good: gguf_maker.Export, tmp_path: Path) -> None:
+    """It would be compared with the wrong one: with the base here."""
+    base = tmp_path / "base-f16.gguf"
+    shutil.copyfile(wrongly_tuned(good, 0, 16).file("f16"), base)
+    assert set(verdicts(good.file("q8_0"), base).values()) == {"pass"}
+    assert {"tuned", "weights"} <= failed(verdicts(base, good.file("q8_0")))
+
+
 def test_another_chat_template(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
     template = gguf_edit.metadata(good.file("f16"), "tokenizer.chat_template")
     changed = {"tokenizer.chat_template": template.replace("<start_of_turn>", "<start_of_turn>\n")}

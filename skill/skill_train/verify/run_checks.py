@@ -78,7 +78,8 @@ def judge(
     """
     files, count = prepared.files, len(prepared.digests)
     exports = export_records(run, [gguf.path for gguf in files])
-    plain = unquantized(files)
+    wrong = {check.file for found in prepared.weights.values() for check in found if _is_wrong(check)}
+    plain = unquantized([gguf for gguf in files if gguf.path.name not in wrong])
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
     with ending(ThreadPoolExecutor(at_once)) as pool:
@@ -185,6 +186,10 @@ def _all_confirmed(weights: list[Finding], gguf: GgufFile) -> bool:
     """Whether the check `weights` found every tensor of the file to be that of the trained model."""
     passed = [check for check in weights if isinstance(check, Check) and check.verdict == "pass"]
     return any(check.figures["looked_at"] == len(gguf.tensors) for check in passed)
+
+
+def _is_wrong(found: Finding) -> bool:
+    return isinstance(found, Check) and found.verdict == "fail"
 
 
 def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
