@@ -65,7 +65,10 @@ def test_a_notebook_is_written_for_the_gpu_that_colab_gives(call: Any, tmp_path:
 
 
 def test_a_notebook_needs_no_token_when_the_repository_is_said(call: Any) -> None:
-    assert call(*SAID, "--backend", "colab", token=None).error == (4, "not_signed_in")
+    done = call(*SAID, "--backend", "colab", token=None)
+    assert done.error == (4, "not_signed_in") and "--namespace" in done.answer["error"]["message"]
+    assert "job.write" not in done.answer["error"]["expected"]  # no job of the Hub runs
+    assert call(*SAID, "--backend", "colab", "--namespace", "me", token=None).code == 0
     data = call(*SAID, "--backend", "colab", "--hub-model-id", "me/tuned", token=None).data
     assert data["hub_model_id"] == "me/tuned"
 

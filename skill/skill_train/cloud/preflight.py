@@ -42,7 +42,7 @@ def signed_in_account() -> Account:
 
     account = patiently(question)
     if account.state == "none":
-        raise not_signed_in()
+        raise not_signed_in(expected="a token that may write and run jobs (job.write)")
     if account.state == "invalid":
         raise AccessError(
             "the Hub does not accept your token", code="bad_token", got=account.why or "status 401", hint=sign_in()

@@ -21,6 +21,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, quoted
 from skill_train.facts import Flavor
 from skill_train.hub import account, flavors
+from skill_train.hub.errors import not_signed_in
 from skill_train.plan.file import write_plan
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir
@@ -74,6 +75,8 @@ def _checked_order(console: Console, options: SubmitOptions, plan: Plan) -> Orde
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
     there = account.Account("unchecked", owner)
     if not owner:
+        if account.token() is None:
+            raise not_signed_in("so add --namespace NAME, the owner of the result")
         there = preflight.signed_in_account()
     elif options.backend == "skypilot" and account.token() is not None:
         there = ask("token", preflight.signed_in_account) or there
@@ -203,16 +206,15 @@ def _asked(options: SubmitOptions, run: RunDir) -> tuple[list[str] | None, int |
 
 def _timeout(asked: int | None, plan: Plan) -> int:
     """The timeout of the training in seconds: the requested one, or else the plan's."""
-    if asked is not None:
-        return asked
-    if plan.timeout_seconds is None:
+    seconds = asked or plan.timeout_seconds
+    if seconds is None:
         raise DecisionNeeded(
             "the duration of this run is unknown, so a time limit is needed",
             code="bad_timeout",
             expected="--timeout, such as 8h",
             hint="add --timeout",
         )
-    return plan.timeout_seconds
+    return seconds
 
 
 def _keep_plan(run: RunDir, plan: Plan) -> None:

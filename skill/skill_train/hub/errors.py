@@ -231,11 +231,11 @@ def sign_in() -> str:
     return "unset HF_TOKEN && hf auth login" if os.environ.get("HF_TOKEN") else "hf auth login"
 
 
-def not_signed_in(why: str = "") -> AccessError:
+def not_signed_in(why: str = "", *, expected: str = "a token of the Hub") -> AccessError:
     return AccessError(
         f"you are not signed in to the Hugging Face Hub{', ' * bool(why)}{why}",
         code="not_signed_in",
-        expected="a token that may write and run jobs (job.write)",
+        expected=expected,
         got="no token",
         hint="hf auth login, or set HF_TOKEN",
     )

@@ -245,7 +245,7 @@ def download(bucket: str, files: list[tuple[str, Path]]) -> None:
 def _token() -> str:
     token = account.token()
     if token is None:
-        raise not_signed_in()
+        raise not_signed_in(expected="a token that may run jobs (job.write)")
     return token
 
 

@@ -64,7 +64,7 @@ def write_notebook(
         size += len(packed[name])
         if size > LARGEST_BYTES:
             raise UsageError(
-                f"the data is too large for a notebook: at least {megabytes(size)} after compression",
+                f"the data is too large for a notebook: at least {megabytes(size)}, compressed and as text",
                 code="local_input",
                 expected=f"at most {megabytes(LARGEST_BYTES, 0)}",
                 got=f"{size} bytes",
