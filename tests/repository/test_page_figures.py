@@ -13,20 +13,27 @@ from skill_train.cloud import start_once
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.commands.evaluate import ROWS
 from skill_train.data import count_tokens, problems, row_pictures
+from skill_train.estimate import published, time
 from skill_train.evaluate import bootstrap, figures, scores, step
+from skill_train.gguf.quality import sensitivity, texts, training_rows
 from skill_train.hub.flavors import shipped
+from skill_train.llama.importance import collect_worker
 from skill_train.llama.logit_distance import SAME_LOSS
-from skill_train.plan import launch_args, placement
+from skill_train.model.families import ANSWERS_UP_TO
+from skill_train.plan import launch_args, placement, places, where
 from skill_train.program import checks, rows
 from skill_train.program.pictures import decode, engine, locations
 from skill_train.program.plan import HELD_OUT_ROWS, held_out_count
 from skill_train.recipe.fields import Recipe
 from skill_train.report import thumbnails
+from skill_train.verify import sample_texts, thresholds
 from skill_train.verify.pictures import as_used, questions
-from skill_train.verify.thresholds import ENGINE_GAP
+from skill_train.verify.thresholds import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = Recipe("model", "data")
+SMALL, LARGE = (sample_texts.sample_of(weights, None) for weights in (ANSWERS_UP_TO, ANSWERS_UP_TO + 1))
+MERGED = thresholds.limits("f16", merged_in_bf16=True)
 
 
 def _page(name: str) -> str:
@@ -35,6 +42,14 @@ def _page(name: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:g} %"
+
+
+def _percents(low: float, high: float) -> str:
+    return f"{100 * low:g} to {100 * high:g} %"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
 
 
 STATED: dict[str, list[str]] = {
@@ -67,8 +82,45 @@ STATED: dict[str, list[str]] = {
         f"first {problems.LOOKED_AT // 1_000_000} MB of text",
     ],
     "engines.md": [
-        f"by {ENGINE_GAP[0]} nats",
-        f"Above {ENGINE_GAP[0]} nats the check warns, and above {ENGINE_GAP[1]:g}",
+        f"by {thresholds.ENGINE_GAP[0]} nats",
+        f"Above {thresholds.ENGINE_GAP[0]} nats the check warns, and above {thresholds.ENGINE_GAP[1]:g}",
+    ],
+    "gguf_conversion.md": [
+        f"takes {texts._MOST:,} tokens at most",
+        f"more than {collect_worker.CONTEXT} tokens is read up to `max_length` in windows",
+        f"Below {texts.FEWEST} tokens there is no matrix",
+        f"({texts._WORK:.0e} weights x tokens".replace("e+", "e"),
+        f"download of up to {training_rows._MOST_BYTES // 10**9} GB",
+        f"measures for {sensitivity.MOST_SECONDS / 60:g} minutes at most",
+        f"models of up to {ANSWERS_UP_TO // 10**6}M weights",
+    ],
+    "verification.md": [
+        f"| up to {ANSWERS_UP_TO // 10**6}M weights | {SMALL.tokens} | {SMALL.prompts} | {SMALL.answer_tokens} |",
+        f"| larger | {LARGE.tokens}; {LARGE.quantized_tokens} of a quantized file | {LARGE.prompts} |",
+        f"fewer than {sample_texts._FEWEST}",
+        f"above {_short(limits('f16').kl[0])} nats and fails above {_short(limits('f16').kl[1])}",
+        f"the bounds are {_short(limits('bf16').kl[0])} and {_short(limits('bf16').kl[1])}",
+        f"of a bf16 base are {_short(MERGED.kl[0])} and {_short(MERGED.kl[1])}",
+        f"warns above {thresholds._FACTORS[0]:g} times the mean KL",
+        f"above {thresholds._FACTORS[1]:g} times. The bounds of the perplexity",
+        f"above {thresholds._OF_MEASURED[0]:g} times the mean KL that `export-gguf` measured",
+        f"fails above {thresholds._OF_MEASURED[1]:g} times, each beyond",
+        f"above {thresholds.FAR_TOKENS[0]} of them in sum warns, above {thresholds.FAR_TOKENS[1]} fails",
+        f"more than {_short(as_used._TRAINED)} nats a token",
+    ],
+    "planning.md": [
+        f"{placement._WORTH_IT} times as fast by the estimate",
+        f"range is {_percent(published.SPREAD)} to both sides",
+        f"lie within {_percent(published.WORST)} of the middle",
+        f"with a factor of {time.SPREAD} to both sides",
+        f"reaches {_percents(*time._CPU_REACHED)} of its peak",
+        f"A Mac reaches {_percents(*time._MPS_REACHED)}",
+        f"a GPU reaches {_percent(time._FLOAT_REACHED)} of its peak",
+        f"{1000 * time._LAUNCHES[False][0]:g} to {1000 * time._LAUNCHES[False][1]:g} ms a layer",
+        f"or {1000 * time._LAUNCHES[True][0]:g} to {1000 * time._LAUNCHES[True][1]:g} with checkpointing",
+        f"{places._PROCESS_BYTES / 1e9:g} GB a process",
+        f"cloud: {places._START_SECONDS[0] / 60:g} to {places._START_SECONDS[1] / 60:g} minutes",
+        f"up to {where.SMALL_VISION / 1e9} billion parameters",
     ],
     "local_training.md": [
         f"within {_percent(placement.PROBE_LOSS_TOLERANCE)}.",
@@ -88,7 +140,7 @@ STATED: dict[str, list[str]] = {
         f"{locations.ROWS_AHEAD} rows at a time",
         f"up to {['no', 'one', 'two', 'three', 'four'][questions._QUESTIONS]} held-out rows",
         f"warns above {as_used._UNHEARD} nats",
-        f"changes by {checks.PICTURE_CHANGE:.0e} of itself or less".replace("e-0", "e-"),
+        f"changes by {_short(checks.PICTURE_CHANGE)} of itself or less",
         f"at most {thumbnails.EDGE} pixels along",
         f"at most {thumbnails.MOST_CHARACTERS:,} characters",
     ],
