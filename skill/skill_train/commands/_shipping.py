@@ -52,7 +52,7 @@ class _FileOptions:
     mmproj: str | None = option(
         None,
         "Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
-        "for a run of a model that is also trained for its text alone, such as Gemma 3]",
+        "for a run on text alone of a model such as Gemma 3]",
         CHOICES,
     )
     modelfile: str | None = option(

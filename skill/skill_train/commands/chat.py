@@ -41,7 +41,8 @@ class ChatOptions:
     prompt: str | None = option(None, "Ask once and end.  [default: a conversation in the terminal]")
     file: str | None = option(
         None,
-        "base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
+        "base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile, "
+        "or else merged or adapter]",
     )
     compare: str | None = option(None, "Second model, side by side: as --file, or another run or GGUF file.")
     image: tuple[Path, ...] = option((), "Picture for the first question; repeat for more.", PATH)

@@ -46,7 +46,7 @@ class PushOptions:
     run: Path = argument(PATH)
     repo: str | None = option(None, "Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
     part: tuple[str, ...] = option(
-        (), "Part to push; repeat for more.  [default: the GGUF files and the adapter]", ("gguf", "adapter", "merged")
+        (), "Part to push; repeat for more.  [default: gguf and adapter, or else merged]", ("gguf", "adapter", "merged")
     )
     include: tuple[str, ...] = option((), "Another file to push that is left out by default, such as a program.")
     public: bool = option(False, "Make a new repository public.  [default: private]")
