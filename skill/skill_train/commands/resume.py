@@ -37,7 +37,7 @@ class ResumeOptions:
     timeout: str | None = option(
         None, "Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
     )
-    max_cost: float | None = option(None, "Most dollars that all jobs of the plan together may cost.", DOLLARS)
+    max_cost: float | None = option(None, "Most dollars for all jobs of the plan.  [default: as before]", DOLLARS)
     yes: bool = option(False, "Start the job. Without this option the cost is shown and nothing is started.")
     agreed: float | None = option(None, AGREED, DOLLARS)
 
