@@ -173,7 +173,7 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
             code="no_held_out",
             expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
             got=f"{run / 'held_out.jsonl'} is missing or empty",
-            hint="set held_out_fraction: 0.1 in the recipe, and train again in a new folder with --run-dir",
+            hint="with 20 rows or more, held_out_fraction: 0.1 in the recipe, and a new run with another --run-dir",
         )
     environment = train_record.read_environment(run / "environment.json")
     fed = environment.data if environment is not None and environment.data is not None else {}
