@@ -738,3 +738,15 @@ def test_large_pictures_in_parquet_are_read_a_few_at_a_time(folder: Path) -> Non
 def _write(folder: Path, rows: list[dict[str, Any]]) -> str:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return "rows.jsonl"
+
+
+def test_pictures_under_another_name_are_told_with_the_mapping_that_reads_them(folder: Path) -> None:
+    """The hint alone would train the text without them."""
+    row = _asks("a.png")
+    row["foto"] = row.pop(next(name for name, value in row.items() if value == "a.png"))
+    _write(folder, [row] * 2)
+    code, answer = answered("data", "rows.jsonl")
+    assert code == 2 and "images: foto in the columns of a recipe" in answer["error"]["message"]
+    mapping = answer["error"]["hint"].partition("alone: ")[2].replace(", columns: {", "\ncolumns: {images: foto, ")
+    (folder / "map.yaml").write_text("data: rows.jsonl\n" + mapping)
+    assert answered("data", "--recipe", "map.yaml")[1]["data"]["pictures"]["count"] == 2

@@ -150,6 +150,8 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
         if not beside or detected.explicit:
             return Verdict("ready", detected.reason, detected.columns, detected.format)
         why = "only one column of pictures is read beside turns; name it in a recipe"
+        if "images" not in detected.columns and detected.format in PICTURED:
+            why = f"pictures in it are read with images: {beside[0]} in the columns of a recipe"
         return Verdict("impossible", f"{', '.join(beside)} contains images, audio or video: {why}")
     column = next((name for name in PICTURE_COLUMNS if name in media), next(iter(beside), None))
     texts = {name: value for name, value in row.items() if name not in media}
