@@ -750,3 +750,10 @@ def test_pictures_under_another_name_are_told_with_the_mapping_that_reads_them(f
     mapping = answer["error"]["hint"].partition("alone: ")[2].replace(", columns: {", "\ncolumns: {images: foto, ")
     (folder / "map.yaml").write_text("data: rows.jsonl\n" + mapping)
     assert answered("data", "--recipe", "map.yaml")[1]["data"]["pictures"]["count"] == 2
+
+
+def test_the_hint_does_not_name_the_command_that_gives_it(folder: Path) -> None:
+    """`data` itself lists the rows; where the training refuses one, that command is the hint."""
+    _write(folder, [_asks("gone.png")] * 2)
+    code, answer = answered("data", "rows.jsonl")
+    assert (code, answer["error"]["hint"]) == (2, "repair or remove the row")

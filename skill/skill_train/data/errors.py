@@ -158,7 +158,7 @@ def hint_for_all(recipe: Recipe, detected: DetectedFormat | None, pictures: RowP
         if detected is not None and (row := next(rows, None)) is not None:
             example_of(row, detected, pictures)
     except Refused as refusal:
-        return refusal.error["hint"] or ALL_ALIKE
+        return (refusal.error["hint"] or ALL_ALIKE).partition(": skill-train data ")[0]  # the command that shows it
     return ALL_ALIKE
 
 
