@@ -85,7 +85,7 @@ def exact(reply: Reply) -> float:
 
 
 def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
-    """One number for each answer; higher is better. None if the expected answer has no match or is not JSON.
+    """A second score of each answer; higher is better. None if the expected answer has no match or is not JSON.
 
     Raises:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
@@ -94,9 +94,7 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         return _by_scorer(scoring.scorer, scoring.source, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
-    if scoring.name == "json":
-        return [float(_is_json(reply["answer"])) if _is_json(reply["expected"]) else None for reply in answers]
-    return [exact(reply) for reply in answers]
+    return [float(_is_json(reply["answer"])) if _is_json(reply["expected"]) else None for reply in answers]
 
 
 def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
