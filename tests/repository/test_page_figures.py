@@ -20,6 +20,7 @@ from skill_train.hub.flavors import shipped
 from skill_train.llama.importance import collect_worker
 from skill_train.llama.logit_distance import SAME_LOSS
 from skill_train.model.families import ANSWERS_UP_TO
+from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import launch_args, placement, places, where
 from skill_train.program import checks, rows
 from skill_train.program.pictures import decode, engine, locations
@@ -198,3 +199,17 @@ def test_the_scorer_of_the_page_takes_every_answer() -> None:
     exec(source[1], module)  # noqa: S102 - our own
     pairs = [("", "a b"), (" \n", "b"), ("a b", "b"), ("b a", "b")]
     assert [module["score"]("p", answer, expected) for answer, expected in pairs] == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_the_lora_targets_of_the_page_are_those_of_the_program() -> None:
+    """In the column of attention, which is the default. Qwen3.5 has no list, so all of its layers get an adapter."""
+    table = _page("training_methods.md").split("## Names of LoRA targets")[1]
+    rows = re.findall(r"^\| (?!arch|---|Qwen3\.5)([^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+    kinds = {"gptneox": "gpt_neox", "smollm": "smollm3"}
+    stated = {
+        kinds.get(slug, slug): re.findall(r"`(\w+)`", modules)
+        for names, modules in rows
+        for slug in re.sub(r"[^a-z0-9,]", "", names.lower()).split(",")
+    }
+    assert len(stated) > 10 and {kind: TARGETS.get(kind) for kind in stated} == stated
+    assert not {"qwen3_5", "qwen3_5_text"} & set(TARGETS)
