@@ -14,6 +14,7 @@ from skill_train.estimate.fit import (
     estimated_file,
     exported_file,
     i_quants_to_try,
+    problems_of,
 )
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target
@@ -96,6 +97,13 @@ def test_what_is_unknown_is_not_shipped() -> None:
     nothing = msgspec.structs.replace(file, bytes=None)
     assert choose([nothing], ROOM, ShipLimits(max_bytes=1e12)).candidate is None
     assert choose([msgspec.structs.replace(file, kl=float("nan"))], ROOM, ShipLimits(max_kl=1)).candidate is None
+
+
+def test_what_is_unknown_is_told_as_a_sentence() -> None:
+    """A message says `it` before each problem, so that none may have a subject of its own."""
+    unknown = DeviceFile("q8_0", None, None, None)
+    problems = problems_of(unknown, ROOM, ShipLimits(min_speed=10, max_bytes=1, max_kl=0.1))
+    assert len(problems) == 4 and all(problem.text.startswith("has no ") for problem in problems)
 
 
 def test_a_published_file_on_a_phone() -> None:

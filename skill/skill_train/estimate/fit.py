@@ -167,7 +167,7 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
     slowest speed must be enough. What is unknown speaks against it too."""
     problems, room = list[Problem](), target.usable_bytes[0]
     if candidate.memory is None:
-        problems.append(Problem("its memory is unknown, because the model's shape is", None))
+        problems.append(Problem("has no known memory, because the shape of the model is unknown", None))
     elif candidate.memory.high > room:
         needs = f"needs up to {' of '.join(_apart(candidate.memory.high, room))} that can be used"
         problems.append(Problem(needs, candidate.memory.high / room if room else None))
@@ -182,7 +182,7 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
 
 def _too_large(size: Range | None, most: float) -> Problem:
     if size is None:
-        return Problem("its size is unknown, so it cannot be judged", None)
+        return Problem("has no known size, so it cannot be judged", None)
     return Problem(f"has up to {', and --max-size is '.join(_apart(size.high, most))}", size.high / most)
 
 
@@ -194,14 +194,14 @@ def _apart(size: float, most: float) -> list[str]:
 
 def _divergence(kl: float | None, most: float) -> Problem:
     if kl is None:
-        return Problem("its divergence was not measured, so it cannot be judged", None)
+        return Problem("has no measured divergence, so it cannot be judged", None)
     digits = ".2g" if float(f"{kl:.2g}") > most else "g"
     return Problem(f"diverges by {kl:{digits}} nats, and {most:g} are allowed", kl / most if most else None)
 
 
 def _too_slow(speed: Range | None, least: float) -> list[Problem]:
     if speed is None:
-        return [Problem("its speed is unknown, because the bandwidth of the device is; --bandwidth sets it", None)]
+        return [Problem("has no known speed without the bandwidth of the device, which --bandwidth sets", None)]
     if speed.low >= least:
         return []
     message = f"writes {math.floor(10 * speed.low) / 10:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
