@@ -94,7 +94,8 @@ def test_refused(tmp_path: Path) -> None:
     code, answer = answered("bench", gguf_maker.exported("qwen2").file("q8_0"), "--device", "gpu")
     assert (code, answer["error"]["code"]) == (7, "device_unavailable")
     assert answered("bench", tmp_path)[0] == 2  # a folder that is not a run
-    assert answered("bench", tmp_path / "absent.gguf")[0] != 0
+    code, answer = answered("bench", tmp_path / "absent.gguf")
+    assert (code, answer["error"]["code"]) == (2, "missing_file")  # exit 6 would say that a file is wrong
 
 
 def test_the_share_by_hand() -> None:

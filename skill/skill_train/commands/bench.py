@@ -93,15 +93,15 @@ def _files(paths: Sequence[Path], console: Console) -> list[Path]:
     """The given files, and the files of the given runs. Warns of a file that is not the exported one."""
     files = list[Path]()
     for path in paths:
-        if path.is_dir():
-            run = open_run(path)
-            if not run.ggufs:
-                hint = f"skill-train export-gguf {quoted(path)}"
-                raise UsageError(f"{path} has no GGUF file", code="missing_file", expected="an exported run", hint=hint)
-            files += run.ggufs
-            warn_of_replaced(console, run, run.ggufs)
-        else:
-            files.append(path)
+        run = open_run(path) if path.is_dir() else None
+        found = [path] * path.is_file() if run is None else run.ggufs
+        if not found:
+            why = "does not exist" if run is None else "has no GGUF file"
+            hint = f"skill-train export-gguf {quoted(path)}" if run is not None else "skill-train export-gguf RUN"
+            raise UsageError(f"{path} {why}", code="missing_file", expected="GGUF files or exported runs", hint=hint)
+        if run is not None:
+            warn_of_replaced(console, run, found)
+        files += found
     return files
 
 
