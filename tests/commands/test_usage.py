@@ -28,6 +28,14 @@ def test_rows_of_ones_own_are_no_option_of_evaluate() -> None:
     assert "rows of your own cannot be given" in " ".join((commands()["evaluate"].help or "").split())
 
 
+def test_a_run_in_place_of_the_reference_names_its_model(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    code, answer = answered("verify", "--reference", tmp_path, "--gguf", tmp_path / "m.gguf")
+    assert (code, answer["error"]["hint"]) == (2, f"use the merged model: {tmp_path / 'merged'}")
+
+
 NUMBERS = [
     ("submit", "--max-cost"),
     ("submit", "--agreed"),

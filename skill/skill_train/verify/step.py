@@ -33,7 +33,7 @@ from skill_train.reference.pictures import PictureQuestion
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
 from skill_train.run.evaluate_record import rows_digest
-from skill_train.run.folder import StepResult, versions
+from skill_train.run.folder import StepResult, versions, way_to_model
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions, worst
 from skill_train.verify.check import Findings
@@ -270,7 +270,7 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
             wrong[0] if wrong else "there is no GGUF file to verify",
             code="missing_file",
             expected="GGUF files, and a model folder as the reference",
-            hint="skill-train export-gguf RUN",
+            hint=way_to_model(reference) or "skill-train export-gguf RUN",
         )
     twice = next((name for name, count in Counter(path.name for path in ggufs).items() if count > 1), None)
     if twice:  # digests and figures are kept by name
