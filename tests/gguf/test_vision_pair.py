@@ -271,6 +271,11 @@ def test_which_models_get_a_projector(tmp_path: Path) -> None:
     assert projector_type(qwen, "none", none, text_run=True) is None
     assert projector_type(gemma, None, none, text_run=True) is None  # it is trained on text, as before
     assert projector_type(gemma, None, none, text_run=False) == "f16"
+    with pytest.raises(UsageError) as caught:
+        projector_type(tiny.cached("gemma"), "f16", none, text_run=True)
+    assert (
+        caught.value.hint == "omit --mmproj"
+    )  # the model may be the merged one of a run, and then the run is exported
     text = tiny.cached("gemma")
     assert projector_type(text, None, none, text_run=False) is None
     with pytest.raises(UsageError) as refused:

@@ -268,3 +268,12 @@ def test_an_evaluation_is_of_the_adapter_that_is_there(run: RunDir, changed: str
     assert (evaluation_of(run, files_of(run, ("adapter",), "b")) is not None) is (changed != "adapter")
     run.record("evaluate").unlink()
     assert evaluation_of(run, []) is None
+
+
+def test_the_adapter_of_a_run_that_trained_every_weight_is_no_missing_step(tmp_path: Path) -> None:
+    (tmp_path / "merged").mkdir()
+    document = planning.plan_document(recipe={"finetuning_type": "full"})
+    (tmp_path / "plan.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        chosen_parts(RunDir(tmp_path), ("adapter",))
+    assert caught.value.hint == f"skill-train push {tmp_path} --part merged"

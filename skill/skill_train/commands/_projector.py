@@ -44,7 +44,7 @@ def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: b
         code="bad_usage",
         expected="a vision model",
         got=f"--mmproj {mmproj} and model type {config.get('model_type')}",
-        hint=f"skill-train export-gguf {quoted(model)}",
+        hint="omit --mmproj",
     )
 
 

@@ -47,11 +47,12 @@ def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
     missing = [part for part in parts if not there[part]]
     if missing:
         step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
+        hint = f"skill-train {step} {quoted(run.path)}" if step else cloud_record.continue_command(run)
         raise UsageError(
             f"{run.path} has no {missing[0]} to push",
             code="missing_step",
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
-            hint=f"skill-train {step} {quoted(run.path)}" if step else cloud_record.continue_command(run),
+            hint=hint if step or not run.is_full else f"skill-train push {quoted(run.path)} --part merged",
         )
     chosen = parts or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
     return tuple(part for part in PARTS if part in chosen)
