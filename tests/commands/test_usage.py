@@ -36,6 +36,13 @@ def test_a_run_in_place_of_the_reference_names_its_model(tmp_path: Path) -> None
     assert (code, answer["error"]["hint"]) == (2, f"use the merged model: {tmp_path / 'merged'}")
 
 
+@pytest.mark.parametrize("command", ["plan", "local"])
+def test_a_record_is_no_recipe(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('{"schema": "skill-train/step/1"}')
+    code, answer = answered(command, tmp_path / "train.json")
+    assert code == 2 and "no recipe" in answer["error"]["hint"]
+
+
 NUMBERS = [
     ("submit", "--max-cost"),
     ("submit", "--agreed"),

@@ -37,7 +37,10 @@ LORA_PARTS = ("language", "projector", "tower")
 PREPROCESS = ("engine", "model")
 SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
-_SYSTEM = "a system prompt is a column of the data with the text in each row, such as `system` in a .csv"
+_HINTS = {  # by the first letters of an unknown key
+    "system": "a system prompt is a column of the data with the text in each row, such as `system` in a .csv",
+    "schema": "a record or plan is no recipe, which is recipe.yaml beside it; `local` and `submit` take a plan",
+}
 
 # Fields that are stored with the run and do not affect the trained model.
 POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
@@ -194,7 +197,7 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
                 expected="a key of references/recipe.md",
                 got=str(key),
-                hint=_SYSTEM if str(key).lower().startswith("system") else "references/recipe.md lists the keys",
+                hint=_HINTS.get(str(key).lower()[:6], "references/recipe.md lists the keys"),
             )
     recipe = Recipe(**{key: _typed(key, value) for key, value in values.items() if value is not None})
     _check_values(recipe)
