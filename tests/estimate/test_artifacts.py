@@ -136,6 +136,7 @@ def test_disk_counts_merged_f16_and_quantized_files() -> None:
 def test_disk_of_full_fine_tuning() -> None:
     """In float32: 32.1 of the model, 3 x 3 x 32.1 of checkpoints, then 16.06 f16 + 8.54 q8_0 + 4.92 q4_k_m."""
     disk = disk_bytes(LLAMA, ("q8_0", "q4_k_m"), 4 * 8_030_261_248)
+    assert disk is not None and disk.basis.startswith("three checkpoints, ")
     assert disk is not None and disk.middle == pytest.approx((10 * 32.12 + 16.06 + 8.54 + 4.92) * 1e9, rel=0.03)
 
 

@@ -173,7 +173,7 @@ def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float)
     stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
     fixed = stored + 2 * model.parameters + _CHECKPOINTS * trained_bytes
     low, high = sum(size.low for size in sizes), sum(size.high for size in sizes)
-    return Range(fixed + low, fixed + high, "merged, f16 and quantized files")
+    return Range(fixed + low, fixed + high, "three checkpoints, merged, f16 and quantized files")
 
 
 def job_disk_bytes(model: ModelFacts, trained_bytes: float) -> float | None:
