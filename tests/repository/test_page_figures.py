@@ -24,6 +24,7 @@ from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import launch_args, placement, places, where
 from skill_train.program import checks, rows
 from skill_train.program.pictures import decode, engine, locations
+from skill_train.program.pictures.processor import PROCESSOR_DEFAULTS
 from skill_train.program.plan import HELD_OUT_ROWS, held_out_count
 from skill_train.recipe.fields import Recipe
 from skill_train.report import thumbnails
@@ -213,3 +214,16 @@ def test_the_lora_targets_of_the_page_are_those_of_the_program() -> None:
     }
     assert len(stated) > 10 and {kind: TARGETS.get(kind) for kind in stated} == stated
     assert not {"qwen3_5", "qwen3_5_text"} & set(TARGETS)
+
+
+def test_the_families_that_train_on_pictures_are_those_of_the_program() -> None:
+    rows = re.findall(r"^\| [^|]+ \| (`[^|]+`) \| yes \|", _page("vision.md"), re.MULTILINE)
+    assert {kind for row in rows for kind in re.findall(r"`(\w+)`", row)} == set(PROCESSOR_DEFAULTS)
+
+
+def test_the_clouds_of_the_page_are_those_of_the_program() -> None:
+    """In the order of the task."""
+    stated = re.search(r"the cheapest first: ([^.]+)\.", re.sub(r"\s+", " ", _page("other_clouds.md")))
+    assert stated is not None
+    names = [name.partition(" (")[0].lower() for name in stated[1].split(", ")]
+    assert tuple({"kubernetes": "k8s"}.get(name, name) for name in names) == skypilot.CLOUDS
