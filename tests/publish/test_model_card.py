@@ -70,11 +70,17 @@ def test_an_adapter_alone() -> None:
     ],
 )
 def test_what_the_hub_reads_of_it(parts: tuple[str, ...], relation: str, library: str, tags: list[str]) -> None:
-    front, page = made(*parts)
+    front, page = made(*parts, ggufs={Q8: 1} if "gguf" in parts else {})
     assert (front["base_model_relation"], front["library_name"]) == (relation, library)
     assert front["tags"] == ["skill-train", "sft", *tags] and "license" not in front
     assert ('"me/tickets", subfolder="adapter")' in page) == ("adapter" in parts)
     assert ("**not verified**" in page) == ("gguf" in parts)
+
+
+@pytest.mark.parametrize("parts", [("gguf",), ("gguf", "adapter")])
+def test_the_file_of_an_adapter_is_no_quantized_model(parts: tuple[str, ...]) -> None:
+    """`ggufs` are the files that hold a whole model; `export-gguf --lora` makes none."""
+    assert made(*parts)[0]["base_model_relation"] == "adapter"
 
 
 def test_a_folder_is_no_model_of_the_hub() -> None:

@@ -100,7 +100,7 @@ def _reads_pictures(facts: CardFacts) -> bool:
 def _relation(facts: CardFacts) -> str:
     if "merged" in facts.parts:
         return "finetune"
-    return "quantized" if "gguf" in facts.parts else "adapter"
+    return "quantized" if facts.ggufs or facts.projector else "adapter"
 
 
 def _introduction(facts: CardFacts) -> str:
