@@ -114,7 +114,7 @@ def cli_page() -> str:
     """references/cli.md."""
     shared = (
         f"Every command takes `-h` and `--format [{'|'.join(FORMATS)}]`: auto is human on a terminal and json "
-        "otherwise. SKILL.md lists the commands and their exit codes."
+        "otherwise; quiet prints one value, such as the verdict. SKILL.md lists the commands and their exit codes."
     )
     parts = ["# The command line\n", NOTE, shared + "\n", *_help_section("", cli, None)]
     for name, command in commands():

@@ -76,7 +76,7 @@ def command(
 
 
 def _parameters(options_class: type[Any]) -> list[click.Parameter]:
-    help_text = "auto is human on a terminal and json otherwise."
+    help_text = "auto is human on a terminal and json otherwise; quiet prints one value."
     kind = click.Choice(FORMATS)
     format_ = click.Option(["--format", "format_"], type=kind, default="auto", show_default=True, help=help_text)
     return [format_, *(field.metadata["click"](field.name) for field in dataclasses.fields(options_class))]
