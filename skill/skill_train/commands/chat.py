@@ -50,7 +50,7 @@ class ChatOptions:
     system: str | None = option(None, "System message.")
     temperature: float | None = option(
         None,
-        "0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
+        "0 takes the most likely token.  [default: that of generation_config.json, like the rest of the sampling]",
         Number(min=0, max=10),
     )
     seed: int = option(0, "Seed of the random numbers.", Whole(0))

@@ -58,7 +58,7 @@ class DataOptions:
     max_length: int | None = option(None, "Longest row, in tokens.  [default: 1024]", Whole(min=2))
     fix: Path | None = option(
         None,
-        "New .jsonl file for the usable rows, mapped, or as --recipe names them. The dataset is not changed.",
+        "New .jsonl file for the usable rows, in the columns of their format or of --recipe. The dataset stays.",
         PATH,
     )
 
