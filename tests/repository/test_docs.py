@@ -63,7 +63,6 @@ FOREIGN = {
     "with --job:": {"--job"},
     "accelerate launch": {"--cpu", "--num_processes"},
     "Show the version": {"--version"},  # of skill-train itself
-    "The token is passed by its name": {"--secret"},  # of SkyPilot
 }
 # Not a command: "which skill-train does not make".
 PROSE = re.compile(r"\b(?:which|that|what|with|from|by) skill-train\b")
