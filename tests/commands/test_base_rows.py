@@ -16,10 +16,10 @@ from skill_train.core.console import Console
 pytestmark = pytest.mark.slow
 
 
-def told(*words: object) -> list[str]:
-    code, answer = answered(*words)
-    assert code == 0, answer
-    return [warning["message"] for warning in answer["warnings"] if warning["code"] == "base_trained"]
+def told(*words: object, code: str = "base_trained") -> list[str]:
+    exit_code, answer = answered(*words)
+    assert exit_code == 0, answer
+    return [warning["message"] for warning in answer["warnings"] if warning["code"] == code]
 
 
 def numbers(run: Path) -> set[int]:
@@ -75,3 +75,32 @@ def test_held_out_rows_that_the_base_was_trained_on_are_counted(tmp_path: Path) 
     assert len(told(*evaluate)) == 1
     (first / "plan.json").write_text("{")
     assert [each.startswith("whether the base was trained") for each in told(*evaluate)] == [True]
+
+
+def test_held_out_rows_that_the_run_of_another_file_was_trained_on_are_counted(tmp_path: Path) -> None:
+    """Rows are known by their numbers in the same data, and by their tokens in data that has grown."""
+    chain = shared_runs.chain()
+    first, other, apart = (tmp_path / name for name in ("first", "other", "apart"))
+    shutil.copytree(chain.run, first)
+    shutil.copytree(chain.run, other)
+    file = next(iter(sorted((other / "gguf").glob("*.gguf"))))
+    evaluate = ("evaluate", first, "--rows", 2, "--gguf", file)
+    assert told(*evaluate, code="file_trained") == []
+    lines = (first / "held_out.jsonl").read_text().splitlines()
+
+    (other / "held_out.jsonl").write_text("".join(f"{line}\n" for line in lines[1:]))
+    edit(other / "train.json", "data", "held_out_rows", len(lines) - 1)
+    known = f"{other} did not hold out 1 of the {len(lines)} held-out rows, which its data has, and {file.name} comes"
+    assert [each.startswith(known) for each in told(*evaluate, code="file_trained")] == [True]
+
+    edit(other / "plan.json", "fingerprints", "data", "other")
+    unknown = f"{other} has other data, so whether it trained on 1 of the {len(lines)} held-out rows is not known"
+    assert [each.startswith(unknown) for each in told(*evaluate, code="file_trained")] == [True]
+    moved = [json.dumps(json.loads(line) | {"row": 7000 + number}) for number, line in enumerate(lines)]
+    (other / "held_out.jsonl").write_text("".join(f"{line}\n" for line in moved))
+    edit(other / "train.json", "data", "held_out_rows", len(lines))
+    assert told(*evaluate, code="file_trained") == []  # the same rows, at other places of the data
+
+    apart.mkdir()
+    shutil.copyfile(file, apart / file.name)  # a file without a run
+    assert told(*evaluate[:-1], apart / file.name, code="file_trained") == []

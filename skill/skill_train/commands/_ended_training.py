@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypedDict
 
 from msgspec import UNSET
@@ -9,7 +11,7 @@ from msgspec import UNSET
 from skill_train.core.console import Console
 from skill_train.core.errors import TrainingFailed, UsageError, quoted
 from skill_train.core.units import duration
-from skill_train.plan.ancestry import known_to_base
+from skill_train.plan.ancestry import known_to_base, known_to_file
 from skill_train.plan.few_steps import few_steps
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
@@ -130,11 +132,21 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
 
 def warn_of_base_rows(console: Console, run: RunDir) -> bool:
     """Warns of held-out rows that the runs which made the base may have trained on. Returns whether it warned."""
-    again = "a run with its data, held_out_fraction and seed holds out the same rows"
-    try:
-        warnings = [f"{warning}, and the base was merged there; {again}" for warning in known_to_base(run)]
-    except UsageError as error:  # only a warning, because the training is done
-        warnings = [f"whether the base was trained on held-out rows is not known: {error.message}"]
+    warnings = _sentences(lambda: known_to_base(run), "the base", ", and the base was merged there")
     for warning in warnings:
         console.warn("base_trained", warning)
     return bool(warnings)
+
+
+def warn_of_file_rows(console: Console, run: RunDir, gguf: Path) -> None:
+    """Warns of held-out rows that the run of another run's file may have trained on."""
+    for warning in _sentences(lambda: known_to_file(run, gguf), str(gguf), f", and {gguf.name} comes from there"):
+        console.warn("file_trained", warning)
+
+
+def _sentences(found: Callable[[], Iterator[str]], model: str, why: str) -> list[str]:
+    again = "a run with the same data, held_out_fraction and seed holds out the same rows"
+    try:
+        return [f"{each}{why}; {again}" for each in found()]
+    except UsageError as error:  # only a warning, because the training is done
+        return [f"whether {model} was trained on held-out rows is not known: {error.message}"]

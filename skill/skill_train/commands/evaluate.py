@@ -12,7 +12,7 @@ from skill_train.commands._base_model import base_of
 from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_pictures
 from skill_train.commands._command import MOST_COUNTED, PATH, Whole, argument, command, option
 from skill_train.commands._drawing import figure, rich_table
-from skill_train.commands._ended_training import warn_of_base_rows, warn_of_seen
+from skill_train.commands._ended_training import warn_of_base_rows, warn_of_file_rows, warn_of_seen
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, quoted
@@ -100,6 +100,8 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         require_rows(rows, run.path, training.data.held_out_rows)
         warn_of_seen(console, training.data)
         warn_of_base_rows(console, run)
+        for file in options.gguf:
+            warn_of_file_rows(console, run, file)
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)
         pictures = pictures_of(rows, run, base)

@@ -8,6 +8,7 @@ from pathlib import Path
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import FedRow
 
 
 def made_by(model: str) -> list[RunDir]:
@@ -32,16 +33,38 @@ def known_to_base(run: RunDir) -> Iterator[str]:
     Raises:
         UsageError: a record of one of these runs cannot be read.
     """
-    plan, rows = plan_record.read(run.plan), {row["row"] for row in train_record.read_fed_rows(run.held_out)}
-    for base in made_by(plan.recipe.model) if rows else ():
-        earlier, training = plan_record.read(base.plan), base.record("train")
-        held_out = {row["row"] for row in train_record.read_fed_rows(base.held_out)}
-        whole = training.is_file() and len(held_out) == train_record.read(training).data.held_out_rows
-        if not whole or _data_of(earlier) != _data_of(plan):
-            why = "has other data" if whole else "lost rows that it held out"
-            yield f"{base.path} {why}, so whether it trained on the {len(rows)} held-out rows is not known"
-        elif unheld := len(rows - held_out):
-            yield f"{base.path} did not hold out {unheld} of the {len(rows)} held-out rows, which its data has"
+    return _not_held_out(run, made_by(plan_record.read(run.plan).recipe.model))
+
+
+def known_to_file(run: RunDir, gguf: Path) -> Iterator[str]:
+    """The same for a file in the folder of another run, of that run and of those that made its base."""
+    other = next((RunDir(folder) for folder in gguf.resolve().parents if RunDir.is_one(folder)), None)
+    if other is None or other.path == run.path.resolve():
+        return iter(())
+    return _not_held_out(run, [other, *made_by(plan_record.read(other.plan).recipe.model)])
+
+
+def _not_held_out(run: RunDir, others: list[RunDir]) -> Iterator[str]:
+    plan, rows = plan_record.read(run.plan), train_record.read_fed_rows(run.held_out)
+    for other in others if rows else ():
+        training, held_out = other.record("train"), train_record.read_fed_rows(other.held_out)
+        same_data = _data_of(plan_record.read(other.plan)) == _data_of(plan)
+        unheld = len(_names(rows, same_data) - _names(held_out, same_data))
+        if not training.is_file() or len(held_out) != train_record.read(training).data.held_out_rows:
+            why, unknown = "lost rows that it held out", len(rows)
+        elif not unheld:
+            continue
+        elif same_data:
+            yield f"{other.path} did not hold out {unheld} of the {len(rows)} held-out rows, which its data has"
+            continue
+        else:
+            why, unknown = "has other data", unheld
+        yield f"{other.path} {why}, so whether it trained on {unknown} of the {len(rows)} held-out rows is not known"
+
+
+def _names(rows: list[FedRow], same_data: bool) -> set[object]:
+    """The rows by their numbers, which count only in the same data; by their tokens otherwise."""
+    return {row["row"] if same_data else tuple(row["input_ids"]) for row in rows}
 
 
 def _run_of(folder: Path) -> RunDir | None:
