@@ -495,6 +495,15 @@ def test_special_tokens_of_a_call_stay_in_the_answer(made: tuple[Path, Path], se
                 post(f"{root}/extras/detokenize", {"tokens": [10**9]}, dict)
 
 
+def test_with_tool_choice_none_the_model_reads_no_tools(made: tuple[Path, Path], server: Served) -> None:
+    """As OpenAI has it, the model then calls none. It read them all, and could call one."""
+    chat, prompts = {"messages": [serving.user("Weather?")], "max_tokens": 1}, []
+    for more in ({"tool_choice": "none"}, {}, {"tool_choice": "auto"}):
+        post(f"{server.url}/chat/completions", chat | more | {"tools": [serving.WEATHER]}, dict)
+        prompts.append(load_tokenizer(made[0]).decode(server.report().prompt_ids))
+    assert "weather" not in prompts[0] and "weather" in prompts[1] and prompts[1] == prompts[2]
+
+
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
     schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]

@@ -239,7 +239,8 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
         if not (body.logprobs is None or body.logprobs is False) or getattr(body, "top_logprobs", None):
             raise RefusedRequest("logprobs: the logits of a prompt are not kept, and the server could tell none")
         options["model"] = job.name
-        llama.detokenize = partial(detokenized, special=bool(getattr(body, "tools", None)))  # such as [TOOL_CALLS]
+        options |= {"tools": None} if options.get("tool_choice") == "none" else {}
+        llama.detokenize = partial(detokenized, special=bool(options.get("tools")))  # such as [TOOL_CALLS]
         options["seed"] = -1 if body.seed is None else body.seed  # another for each answer
         _drop_start(options, llama, job.bos)
         _require_room(options.get("prompt") or "", llama)
