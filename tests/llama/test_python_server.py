@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -185,6 +187,27 @@ def test_two_streams_at_once_wait_for_each_other(made: tuple[Path, Path], shared
     read(first)
     second.join(120)
     assert ends == ["length", "length"]
+
+
+def test_nothing_is_computed_for_a_client_that_left(made: tuple[Path, Path], shared: Served) -> None:
+    """The server wrote the whole answer, and everybody else waited for it. Streams ended already."""
+    never = {str(read_gguf(made[1]).metadata["tokenizer.ggml.eos_token_id"]): -100}
+    chat = {"messages": [serving.user("x")], "logit_bias": never}
+
+    def seconds(tokens: int) -> float:
+        began = time.monotonic()
+        post(f"{shared.url}/chat/completions", chat | {"max_tokens": tokens}, dict)
+        return time.monotonic() - began
+
+    whole, address = seconds(1900), urllib.parse.urlsplit(shared.url)
+    for route, more in (("chat/completions", chat), ("completions", {"prompt": "x", "logit_bias": never})):
+        for stream in (False, True):
+            leaving = http.client.HTTPConnection(str(address.hostname), address.port)
+            body = json.dumps(more | {"max_tokens": 1900, "stream": stream})
+            leaving.request("POST", f"/v1/{route}", body, {"Content-Type": "application/json"})
+            time.sleep(whole / 20)
+            leaving.close()
+            assert seconds(1) < whole / 2, (route, stream)
 
 
 def test_an_error_in_a_stream_is_told_as_without_one(shared: Served) -> None:
@@ -405,6 +428,19 @@ def test_half_of_a_character_is_no_text(shared: Served, route: str, body: str) -
         urllib.request.urlopen(request, timeout=60)
     with caught.value as answer:
         assert answer.code == 400 and "is half of a character" in json.load(answer)["error"]["message"]
+
+
+@pytest.mark.parametrize("body", ["", "{", "[" * 100_000, '{"seed": ' + "9" * 5000 + "}", b'{"prompt": "\xe9"}'])
+def test_what_is_no_json_is_told(shared: Served, body: str | bytes) -> None:
+    """A deep one was HTTP 500 without a word."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        request = urllib.request.Request(
+            f"{shared.url}/completions", body if isinstance(body, bytes) else body.encode()
+        )
+        request.add_header("Content-Type", "application/json")
+        urllib.request.urlopen(request, timeout=60)
+    with caught.value as answer:
+        assert answer.code == 400 and "the request is not JSON" in json.load(answer)["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])  # the first is curl's own

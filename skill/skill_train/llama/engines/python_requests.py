@@ -3,7 +3,9 @@ messages as the training does. They refuse, by name, each field that llama.cpp o
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
 from skill_train.llama.sampling import Sampling, changes
@@ -18,6 +20,7 @@ _NOT_DONE = (
     "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
 _MOST_FLOAT = 3.4e38  # llama.cpp computes with 32 bits
+_LEFT: ContextVar[asyncio.Event | None] = ContextVar("_LEFT", default=None)  # of the request that is answered
 
 
 def own_requests(sampling: Sampling) -> None:
@@ -105,6 +108,33 @@ def _whole_text(value: Any) -> Any:
     return value
 
 
+class Clients:
+    """ASGI middleware that notices that a client has left. By itself the server looks for that in streams alone."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        left, waiting = asyncio.Event(), list[asyncio.Task[Any]]()
+        _LEFT.set(left)
+
+        async def received() -> Any:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                left.set()
+            elif message["type"] == "http.request" and not message.get("more_body"):
+                waiting.append(asyncio.create_task(received()))  # ends when the client leaves, or has the answer
+            return message
+
+        await self._app(scope, received, send)
+
+
+def has_left() -> bool:
+    """Whether the client has left whose request is answered here."""
+    left = _LEFT.get()
+    return left is not None and left.is_set()
+
+
 class RefusedRequest(ValueError):
     """The request is refused: the answer is HTTP 400."""
 
@@ -136,6 +166,16 @@ def require_no_grammar(body: Any) -> None:
 
 def half_character(error: UnicodeEncodeError) -> str:
     return f"{error.object[error.start]!a} is half of a character (a lone surrogate), which is no text"
+
+
+def request_error(error: Any) -> str | None:
+    """What is wrong with the request; None if the error has another cause."""
+    if isinstance(error, UnicodeEncodeError):
+        return half_character(error)
+    if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
+        found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
+        return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
+    return str(error) if isinstance(error, RefusedRequest) else None
 
 
 def _not_done(value: Any) -> None:

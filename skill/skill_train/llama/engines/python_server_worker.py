@@ -30,9 +30,11 @@ import msgspec
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
 from skill_train.llama.engines.python_requests import (
+    Clients,
     RefusedRequest,
-    half_character,
+    has_left,
     own_requests,
+    request_error,
     require_finite,
     require_no_grammar,
 )
@@ -157,7 +159,9 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         _own_template(job, llama)
         _refuse_what_crashes(server, llama, job)
-        app.add_exception_handler(ValueError, _refuse_what_is_no_json)
+        for error in (ValueError, RecursionError):
+            app.add_exception_handler(error, _refuse_what_is_no_json)
+        app.add_middleware(Clients)
         _tell_errors(server)
     return app, llama
 
@@ -262,23 +266,13 @@ def _refuse_what_crashes(server: Any, llama: Any, job: ServerJob) -> None:
             llama.detokenize = detokenized
 
     def wrapped(self: Any, error: Any, body: Any = None) -> Any:
-        message = _request_error(error)
+        message = request_error(error)
         if message is None:
             return wrapper(self, error, body)
         return 400, {"message": message, "type": "invalid_request_error", "param": None, "code": None}
 
     server.prepare_request_resources, handler.error_message_wrapper = prepared, wrapped
     llama.detokenize, llama._create_completion = detokenized, created
-
-
-def _request_error(error: Any) -> str | None:
-    """What is wrong with the request; None if the error has another cause."""
-    if isinstance(error, UnicodeEncodeError):
-        return half_character(error)
-    if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
-        found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
-        return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
-    return str(error) if isinstance(error, RefusedRequest) else None
 
 
 @cache
@@ -344,6 +338,8 @@ def _watch(llama: Any, send: Send | None) -> None:
         llama.exchange = Exchange([int(token) for token in tokens], answer)
         try:
             for token in generate(tokens, *more, **options):
+                if has_left():
+                    return
                 answer += [] if api.llama_vocab_is_eog(llama._model.vocab, token) else [int(token)]
                 yield token
         finally:  # the server closes this generator where the answer ends
