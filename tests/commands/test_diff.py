@@ -185,3 +185,13 @@ def test_files_that_are_no_longer_those_of_the_records_are_not_compared_by_them(
         file.write_bytes(whole)
     shutil.rmtree(other / "adapter")  # as of a job whose files were not fetched: the records are what there is
     assert compared(first, other, exits=0)["data"]["same_weights"] is True
+
+
+def test_a_plan_and_a_training_of_two_runs_are_not_compared_as_one(first: Path, tmp_path: Path) -> None:
+    """With the adapter and `train.json` of another recipe it said `same`, by the plan alone."""
+    mixed, other = Path(shutil.copytree(first, tmp_path / "mixed")), trained(tmp_path, lora_r=4)
+    for name in ("train.json", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"):
+        shutil.copyfile(other / name, mixed / name)
+    for a, b in ((first, mixed), (mixed, first)):
+        error = compared(a, b, exits=2)["error"]
+        assert error["code"] == "another_run" and str(mixed) in error["message"]

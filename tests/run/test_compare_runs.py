@@ -18,6 +18,7 @@ from skill_train.commands.diff import DiffOptions
 from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
+from skill_train.recipe.fields import recipe_hash
 from skill_train.run import compare_runs as diff
 from skill_train.run.export_record import ExportedFile, MatrixChoice, MatrixUse
 from skill_train.run.folder import RunDir
@@ -42,6 +43,14 @@ def changed(part: str, *path: str | int, to: Any) -> diff.ComparedRun:
     place[path[-1]] = to
     kind = list[type(kept[0])] if isinstance(kept, list) and part == "metrics" else type(kept)  # type: ignore[misc]
     return dataclasses.replace(run, **{part: document if part == "samples" else msgspec.convert(document, kind)})
+
+
+def write_trained(folder: Path, plan: dict[str, Any]) -> None:
+    """The plan, and a `train.json` of its recipe."""
+    plan["recipe_hash"] = recipe_hash(plan["recipe"], plan["fingerprints"])
+    (folder / "plan.json").write_text(json.dumps(plan))
+    train = json.loads((folder / "train.json").read_text()) | {"recipe_hash": plan["recipe_hash"]}
+    (folder / "train.json").write_text(json.dumps(train))
 
 
 def facts(found: list[diff.RunDifference]) -> list[str]:
@@ -308,7 +317,7 @@ def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFi
         else long
         for key, value in plan["recipe"].items()
     }  # fmt: skip
-    (other / "plan.json").write_text(json.dumps(plan))
+    write_trained(other, plan)
     (other / "environment.json").write_text(json.dumps({"trainer": {}, "lora": None}))
     console = Console("json", "diff")
     assert console.result(run(DiffOptions(RECORDED, other), console)) == 6
@@ -344,9 +353,8 @@ def test_the_hint_knows_a_folder_against_an_id(
     other = Path(shutil.copytree(RECORDED, tmp_path / "other"))
     plan = json.loads((other / "plan.json").read_text())
     plan["recipe"] |= changes["recipe"]
-    plan["recipe_hash"] = "0" * 64
     plan["fingerprints"].pop(changes["gone"], None)
-    (other / "plan.json").write_text(json.dumps(plan))
+    write_trained(other, plan)
     console = Console("json", "diff")
     assert console.result(run(DiffOptions(RECORDED, other), console)) == 6
     answer = json.loads(capsys.readouterr().out)
