@@ -307,6 +307,19 @@ def test_a_modelfile_of_a_file_that_is_gone_was_not_edited(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+def test_a_broken_merged_model_hides_no_verdict(tmp_path: Path, name: str) -> None:
+    """The proof does not read it. It was written and `verify` ended with exit 2, without the verdict."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    whole = answered("verify", run.path)[1]["data"]
+    (run.merged / name).write_bytes((run.merged / name).read_bytes()[:99])
+    code, answer = answered("verify", run.path)
+    assert code == 0 and answer["data"] == whole, answer
+    (told,) = [each["message"] for each in answer["warnings"] if each["code"] == "not_compared"]
+    assert told.startswith(f"{run.gguf / 'Modelfile'} was not compared") and str(run.merged) in told
+
+
+@pytest.mark.slow
 def test_rows_that_trained_are_not_measured_as_held_out(tmp_path: Path) -> None:
     """Rows of another run, or a file that somebody made: the model may have learned them by heart."""
     run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))

@@ -15,7 +15,7 @@ from skill_train.commands._command import MOST_COUNTED, PATH, Whole, argument, c
 from skill_train.commands._drawing import STYLE, figure, folding_table
 from skill_train.commands._outputs import merge_record_of, require_as_merged
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError, VerificationFailed, quoted
+from skill_train.core.errors import SkillTrainError, UsageError, VerificationFailed, quoted
 from skill_train.gguf.export_files import model_of, recorded, unread, with_model
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record
@@ -156,7 +156,10 @@ def verify_run(
         )
         following = [f"skill-train {step} {quoted(run.path)}" for step in steps]
         result = _verify(console, request, following)
-        _warn_of_modelfile(console, run)
+        try:
+            _warn_of_modelfile(console, run)
+        except (SkillTrainError, OSError) as error:  # only a warning, because the proof is written
+            console.warn("not_compared", f"{run.gguf / 'Modelfile'} was not compared with what is exported: {error}")
         return result
 
 
