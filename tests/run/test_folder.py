@@ -310,6 +310,27 @@ def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Pa
     assert run.ggufs == [run.gguf / "qwen-lora-v2-f16.gguf"]
 
 
+def test_gguf_files_are_files_of_a_folder_that_may_be_read(tmp_path: Path) -> None:
+    """`push`, `chat` and `verify` waited for a pipe without end, and saw no files in a folder that may not be read."""
+    run = RunDir(tmp_path)
+    run.gguf.mkdir()
+    os.mkfifo(run.gguf / "pipe-f16.gguf")
+    (run.gguf / "folder.gguf").mkdir()
+    (run.gguf / "link.gguf").symlink_to("nowhere")
+    (run.gguf / "model-f16.gguf").write_bytes(b"GGUF")
+    tmp_path.chmod(0o755)
+    files = (
+        "import os; from pathlib import Path; from skill_train.run.folder import RunDir; import sys\n"
+        "os.geteuid() or os.setuid(65534)\n"
+        "print([path.name for path in RunDir(Path()).ggufs])"
+    )
+    for mode, told in ((0o755, "['model-f16.gguf']\n"), (0, "Permission denied: 'gguf'\n")):
+        run.gguf.chmod(mode)
+        done = subprocess.run([sys.executable, "-c", files], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.stdout + done.stderr).endswith(told)
+    run.gguf.chmod(0o755)
+
+
 def test_digests_are_sha256_by_name(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.bin").write_bytes(b"abc")

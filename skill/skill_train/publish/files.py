@@ -43,7 +43,7 @@ def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         UsageError: the run has no such part.
     """
-    there = {"gguf": any(run.gguf.glob("*.gguf")), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
+    there = {"gguf": bool(run.exported), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
     missing = [part for part in parts if not there[part]]
     if missing:
         step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
@@ -69,7 +69,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     """
     files: list[PushFile] = []
     if "gguf" in parts:
-        files += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
+        files += [PushFile(file.name, file) for file in _inside(run.gguf, run.exported)]
     if "merged" in parts:
         files += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
         _require_checked_merge(run)

@@ -123,12 +123,13 @@ class RunDir:
         """The GGUF files of whole language models, without adapters and projectors. Those are known by their records;
         a projector without a record is recognized by its header."""
         others = {self.path / name for name in export_record.outputs(self.path, "lora_gguf", "mmproj")}
-        return sorted(path for path in self.gguf.glob("*.gguf") if path not in others and not _is_projector(path))
+        return [path for path in self.exported if path not in others and not _is_projector(path)]
 
     @property
     def exported(self) -> list[Path]:
-        """Every GGUF file: whole models, adapters and projectors."""
-        return sorted(path for path in self.gguf.glob("*") if path.suffix.lower() == ".gguf" and path.is_file())
+        """Every GGUF file: whole models, adapters and projectors. `glob` would find none where it may not read."""
+        paths = self.gguf.iterdir() if self.gguf.is_dir() else ()
+        return sorted(path for path in paths if path.suffix.lower() == ".gguf" and path.is_file())
 
     def record(self, step: str) -> Path:
         """`<step>.json`."""
