@@ -320,6 +320,23 @@ def test_a_broken_merged_model_hides_no_verdict(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("cut", [99, None])
+def test_a_broken_merged_model_is_made_again(tmp_path: Path, name: str, cut: int | None) -> None:
+    """`export-gguf` said to download a file that the merge writes, and there was no way on."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    file = run.merged / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:cut]) if cut else file.unlink()
+    error = answered("export-gguf", run.path)[1]["error"]
+    assert error["code"] == "output_changed" and str(file) in error["message"]
+    assert error["hint"].startswith(f"move {run.record('merge')} and what it made away, and run the step again")
+    run.record("merge").rename(tmp_path / "merge.json")
+    run.merged.rename(tmp_path / "merged")
+    assert answered("export-gguf", run.path)[0] == 0 and file.read_bytes() == whole
+
+
+@pytest.mark.slow
 def test_rows_that_trained_are_not_measured_as_held_out(tmp_path: Path) -> None:
     """Rows of another run, or a file that somebody made: the model may have learned them by heart."""
     run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))

@@ -153,6 +153,10 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     with locked(run, "export-gguf"):
         trained(run)
         warn_of_smoke_run(console, run)
+        merges = not run.is_full
+        if merges and run.merged.is_dir() and run.record("merge").is_file():  # before a changed file of it is read
+            merge_locked(console, run, *merge_choices(run))
+            merges = False
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
         matrix = MatrixOrder(options.imatrix, run)
@@ -169,7 +173,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         require_file_for_modelfile(task)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
-            if not run.is_full:
+            if merges:
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
             _put_unrecorded_aside(console, run, name, types)
