@@ -337,6 +337,7 @@ def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) ->
     with pytest.raises(UsageError) as caught:
         read_steps(file)
     assert (caught.value.code, caught.value.message) == ("broken_record", f"line 1 of {file} is not JSON")
+    assert caught.value.hint.startswith("move it away, then ")  # `report` can do without, and read it at each call
 
 
 @pytest.mark.parametrize(

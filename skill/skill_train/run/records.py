@@ -127,7 +127,8 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
     with open(path, "rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
             if torn:
-                raise UsageError(torn, code="broken_record", got=str(path), hint=_again(path))
+                grows = False  # it is not the last line
+                break
             if not raw.strip():
                 continue
             try:
@@ -137,7 +138,7 @@ def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[R
                 continue
             records.append(convert(line, kind, path, f"line {number}: "))
     if torn and not grows:
-        raise UsageError(torn, code="broken_record", got=str(path), hint=_again(path))
+        raise UsageError(torn, code="broken_record", got=str(path), hint="move it away, then " + _again(path))
     return records
 
 
