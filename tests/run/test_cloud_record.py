@@ -97,6 +97,12 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
         submitted(RunDir(tmp_path))
     assert caught.value.code == "missing_step" and "hf jobs ps -a" in caught.value.hint
     assert "is neither a run nor the id of a job" in caught.value.message  # `status` asks it of any folder
+    for name in ("recipe.yaml", "train.log"):  # a run that lost its plan: the hint of the other commands
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError) as caught:
+        submitted(RunDir(tmp_path))
+    assert caught.value.hint == f"skill-train plan {tmp_path / 'recipe.yaml'} --out {tmp_path / 'plan.json'}"
+    (tmp_path / "train.log").unlink()
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))

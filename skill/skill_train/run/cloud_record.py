@@ -18,7 +18,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError, quoted
 from skill_train.run import plan_record, records
-from skill_train.run.folder import RunDir
+from skill_train.run.folder import RunDir, lost_plan
 from skill_train.run.job_spec import Mount
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import Number, Whole, convert, moment_of, read_json
@@ -201,7 +201,8 @@ def _otherwise(run: RunDir) -> str:
     """The command for a folder that was not submitted. A run that began on this machine, or that is planned for another
     provider, continues there."""
     if not RunDir.is_one(run.path):
-        return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+        other = "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+        return lost_plan(run.path) or other
     begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
     goes_on = begun or _backend(run) in ELSEWHERE
     return continue_command(run) if goes_on else f"skill-train submit {quoted(run.path)}"

@@ -163,14 +163,14 @@ def _way_to_run(path: Path) -> str:
         return f"skill-train verify --reference MODEL --gguf {quoted(path)}"
     if path.name in _RUN_FILES and path.is_dir() and RunDir.is_one(path.parent):
         return f"give the folder of the run: {quoted(path.parent)}"
-    if lost := _lost_plan(path):
+    if lost := lost_plan(path):
         return lost
     if (path / "config.json").is_file():
         return f"a model goes to --model, --base or --reference; its GGUF files: skill-train export-gguf {quoted(path)}"
     return way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first"
 
 
-def _lost_plan(path: Path) -> str | None:
+def lost_plan(path: Path) -> str | None:
     """The command that makes the plan of a run again; None if no run was trained in this folder."""
     began = (path / "recipe.yaml").is_file() and (path / "train.log").is_file() and not RunDir.is_one(path)
     return f"skill-train plan {quoted(path / 'recipe.yaml')} --out {quoted(path / 'plan.json')}" if began else None
@@ -205,7 +205,7 @@ def require_unused(run: RunDir, *own: str) -> None:
             code="output_exists",
             expected="a new folder, or the run directory of this recipe",
             got=", ".join(existing),
-            hint=_lost_plan(run.path) or "use another --run-dir, or omit it for a new folder below runs/",
+            hint=lost_plan(run.path) or "use another --run-dir, or omit it for a new folder below runs/",
         )
 
 
