@@ -184,10 +184,10 @@ def _warn_of_modelfile(console: Console, run: RunDir) -> None:
     if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
         return
     named, projectors = model_of(file), export_record.outputs(run.path, "mmproj")
-    path, beside = (run.gguf / (named or "")).resolve(), next((Path(name).name for name in projectors), None)
-    chosen = next((each.name for each in [*ggufs, *recorded(run)] if each.resolve() == path), None)
+    path, beside = os.path.realpath(run.gguf / (named or "")), next((Path(name).name for name in projectors), None)
+    chosen = next((each.name for each in [*ggufs, *recorded(run)] if os.path.realpath(each) == path), None)
     again = f"skill-train export-gguf {quoted(run.path)} writes it again"
-    if chosen is not None and not path.is_file():
+    if chosen is not None and not os.path.isfile(path):
         console.warn("missing_file", f"{file} names {chosen}, which is gone; {again}")
     parameters, _ = parameters_of_run(run.merged, run)
     text = with_model(file.read_text(encoding="utf-8", errors="replace"), f"./{chosen or ggufs[0].name}")
