@@ -1,4 +1,4 @@
-"""How long the client may pause because the Hub asks for it: it sleeps as long as a server says, even a day."""
+"""How long the client waits for an answer, and how long it may pause because the Hub asks for it: even a day."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ import pytest
 from skill_train.hub import session
 
 pytest.importorskip("huggingface_hub")
+
+
+@pytest.mark.parametrize(("path", "seconds"), [("models/me/tickets/commit/main", 45), ("jobs/me", 8)])
+def test_a_commit_may_take_longer_than_other_answers(path: str, seconds: float) -> None:
+    """The Hub looks for every file before it answers. Whoever does not wait asks for a second commit."""
+    limits = {"connect": 8.0, "read": 8.0}
+    request = httpx2.Request("POST", f"https://huggingface.co/api/{path}", extensions={"timeout": limits})
+    session._prepare_request(request)
+    assert request.extensions["timeout"] == {"connect": 8.0, "read": seconds}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 
-from hub_emulator import Fault, Hub
+from hub_emulator import ALWAYS, Fault, Hub
 from hub_emulator.faults import DONE_AND_ERROR
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.hub.upload import PushFile, Uploaded, check_push_access, licence_of, upload
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
+COMMIT = "POST /api/models/me/tickets/commit"
 BEGIN, LARGE = "files on the Hub are not sent again", "large.gguf, 1.5 MB: sent"  # what is told, in this order
 
 
@@ -95,7 +97,7 @@ def test_the_records_of_an_earlier_push_do_not_stay_beside_other_files(hub: Hub,
     kept = {"skill-train-notes.txt": b"", "notes.txt": b""}
     old = {"skill-train/verify.json": b"{}", "skill-train/train.json": b"{}"}
     repository = hub.add("model", "me/tickets", kept | old, private=True)
-    hub.faults.add("POST /api/models/me/tickets/commit", DONE_AND_ERROR)
+    hub.faults.add(COMMIT, DONE_AND_ERROR)
     sent = _push(files)
     assert set(repository.files) == kept.keys() | {file.path for file in files}
     assert (sent.created, sent.other_weights) == (False, ())
@@ -132,10 +134,23 @@ def test_a_public_push_says_what_the_repository_is(hub: Hub, files: list[PushFil
     assert _push(files, private=False).private is True
 
 
-def test_a_commit_whose_answer_is_lost_is_no_failure(hub: Hub, files: list[PushFile]) -> None:
-    hub.faults.add("POST /api/models/me/tickets/commit", Fault(0, after=True))
+@pytest.mark.parametrize("fault", [Fault(0, after=True), DONE_AND_ERROR, Fault(504, after=True)])
+def test_a_commit_whose_answer_is_lost_is_made_once(hub: Hub, files: list[PushFile], fault: Fault) -> None:
+    """A gateway that gives up each time does not hide what is there."""
+    hub.faults.add(COMMIT, fault, times=ALWAYS)
     sent = _push(files)
-    assert hub.repositories["model", "me/tickets"].commit("main") == sent.commit
+    [made] = hub.repositories["model", "me/tickets"].history["main"]
+    assert (sent.commit, sent.created, sent.reused) == (made["id"], True, False)
+
+
+def test_the_records_of_somebody_who_pushes_at_the_same_moment_do_not_stay(hub: Hub, files: list[PushFile]) -> None:
+    """They arrive after ours was asked for, so that it does not remove them: their verify.json would be beside ours."""
+    repository = hub.add("model", "me/tickets", {}, private=True)
+    theirs = {"skill-train/verify.json": b"{}"}
+    hub.faults.add(COMMIT, Fault(seconds=2.0))
+    _push(files, at=LARGE, then=Timer(1.0, lambda: repository.add_commit("main", theirs, "theirs", "others")).start)
+    assert len(repository.history["main"]) == 2
+    assert set(repository.files) == {file.path for file in files}
 
 
 @pytest.mark.parametrize(

@@ -107,18 +107,21 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     def again(question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
         return patiently(lambda: ask(resource, question, seconds=seconds))
 
-    def commit() -> Any:
-        now = api().model_info(repo, timeout=8.0)
+    def commit() -> str:
+        now = api().model_info(repo, files_metadata=True, timeout=8.0)
         if private and not now.private:
             raise public_refusal(repo)
-        old = {file.rfilename for file in now.siblings or ()} - names  # records of an earlier push are removed
+        there = {file.rfilename: file for file in now.siblings or ()}
+        old = there.keys() - names  # records of an earlier push are removed
         gone = [CommitOperationDelete(name) for name in old if name.startswith(f"{RECORDS}/")]
-        return api().create_commit(repo, operations + gone, commit_message=message)
+        if not gone and all(_has(there.get(op.path_in_repo), op) for op in operations):  # perhaps by an earlier try
+            return str(now.sha)
+        return str(api().create_commit(repo, operations + gone, commit_message=message, parent_commit=now.sha).oid)
 
     before = or_none("unknown_model", lambda: again(lambda: api().model_info(repo, timeout=8.0)))
     if private and before is not None and not before.private:
         raise public_refusal(repo)
-    again(lambda: api().create_repo(repo, private=private, exist_ok=True))
+    url = again(lambda: api().create_repo(repo, private=private, exist_ok=True))
     operations = [CommitOperationAdd(f.path, str(f.source) if f.content is None else f.content) for f in files]
     say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
@@ -130,15 +133,15 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         repo, "changed while it was sent", [file.path for file in files if file.stamp_now() != file.stamp]
     )
     repositories.require_taken(repo, operations)
-    info = again(commit, seconds=None)
-    after = again(lambda: api().model_info(repo, revision=info.oid, files_metadata=True, timeout=8.0))
+    oid = again(commit, seconds=None)
+    after = again(lambda: api().model_info(repo, revision=oid, files_metadata=True, timeout=8.0))
     there = {file.rfilename: file for file in after.siblings or ()}
     lost = [op.path_in_repo for op in operations if not _has(there.get(op.path_in_repo), op)]
     repositories.require_none(repo, "is another file there: somebody else has pushed too", lost)
-    reused = before is not None and before.sha == info.oid
+    reused = before is not None and before.sha == oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     others = tuple(sorted(name for name in there.keys() - names if name.endswith(_WEIGHTS)))
-    return Uploaded(str(info.repo_url), info.oid, before is None, reused, bool(after.private), others)
+    return Uploaded(str(url), oid, before is None, reused, bool(after.private), others)
 
 
 def _has(there: Any, sent: Any) -> bool:
