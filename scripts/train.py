@@ -6274,12 +6274,20 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name."""
+    """The digests of the files from which `load_model` has read the weights, by name. Refuses a file with other bytes
+    than the Hub announced: its client checks their number only, and names a file in its cache by its SHA-256."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
     paths = weight_files(first.parent) if first is not None else []
-    return {path.name: file_digest(path) for path in paths if path.is_file()}
+    digests = {path: file_digest(path) for path in paths if path.is_file()}
+    for blob, digest in ((path.resolve(), digest) for path, digest in digests.items()):
+        announced = re.search(r"/models--[^/]+/blobs/([0-9a-f]{64})$", blob.as_posix())
+        if announced and announced[1] != digest["sha256"]:
+            again = f"run the same command again, which downloads the file anew, after: rm {shlex.quote(str(blob))}"
+            words, got = f"{blob} has other bytes than the Hub announced", f"sha256 {digest['sha256']}"
+            raise broken_model(words, f"sha256 {announced[1]}, by the name of the file", got, hint=again)
+    return {path.name: digest for path, digest in digests.items()}
 
 
 def is_full(recipe: Recipe) -> bool:

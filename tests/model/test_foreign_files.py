@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,8 @@ from skill_train.model import adapter, foreign_files, weight_files
 from skill_train.model import folder as model
 from skill_train.model.sidecar_files import companion_files
 from skill_train.model.weight_files import read_shard
+from skill_train.program.events import Refused
+from skill_train.program.model import base_weights
 from skill_train.program.model_files import FOREIGN_JSON
 from skill_train.reference import load as reference
 
@@ -248,6 +252,27 @@ def test_a_snapshot_of_the_hubs_cache_is_links_and_is_read(base: Path, tmp_path:
     (tmp_path / "secret").write_text("{}")
     (snapshot / "added_tokens.json").symlink_to("../../../secret")
     assert refusal(model.read_model, snapshot).code == "unsafe_link"
+
+
+@pytest.mark.parametrize("change", ["", "other bytes", "no digest"])
+def test_weights_of_the_hub_have_the_bytes_that_it_announced(base: Path, tmp_path: Path, change: str) -> None:
+    """The client checks their number only. Its cache names a file by its SHA-256, if the Hub announced one."""
+    weights = (base / "model.safetensors").read_bytes()
+    name = hashlib.sha256(weights).hexdigest() if change != "no digest" else hashlib.sha1(weights).hexdigest()
+    blob, snapshot = tmp_path / "models--me--x" / "blobs" / name, tmp_path / "models--me--x" / "snapshots" / ("a" * 40)
+    blob.parent.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    blob.write_bytes(weights if change != "other bytes" else weights[:-1] + bytes([weights[-1] ^ 1]))
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{name}")
+    recipe: Any = {"model": str(snapshot), "revision": None}
+    if change != "other bytes":
+        assert base_weights(recipe)["model.safetensors"]["sha256"] == hashlib.sha256(weights).hexdigest()
+        return
+    with pytest.raises(Refused, match="other bytes than the Hub announced") as refused:
+        base_weights(recipe)
+    error = refused.value.error
+    assert (error["code"], error["hint"].split()[-2:]) == ("broken_model", ["rm", str(blob)])
+    assert name in error["expected"] and hashlib.sha256(blob.read_bytes()).hexdigest() in error["got"]
 
 
 # --- Values that no library can hold ---
