@@ -190,7 +190,33 @@ def explanation(error: Exception) -> Refused | None:
             expected="memory for the model, its activations and one batch",
             hint="use a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
-    return None
+    causes = () if isinstance(error, Refused) else with_causes(error)
+    return next(filter(None, (hub_refusal("a file that this run needs", each) for each in causes)), None)
+
+
+def hub_refusal(what: str, error: BaseException) -> Refused | None:
+    """The refusal for an error of huggingface_hub, datasets or the network; None for another one. `what` was requested.
+
+    It knows classes by their names, to import nothing. datasets 5.2 raises ConnectionError and DatasetNotFoundError.
+    """
+    names = {each.__name__ for each in type(error).__mro__}
+    status = error.response.status_code if "HfHubHTTPError" in names else None  # type: ignore[attr-defined]
+    away = "LocalEntryNotFoundError" in names or type(error) is ConnectionError
+    away = away or type(error).__module__.split(".")[0] in NETWORK
+    gone = names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "DatasetNotFoundError"}
+    gated = "GatedRepoError" in names or (bool(gone) and "is a gated dataset" in str(error))
+    if gated or status in (401, 403):
+        code, exit_code = "gated" if gated else "bad_token" if status == 401 else "no_permission", EXIT_NO_ACCESS
+        fault, hint = "may not be read with this token", "ask for access on its page, and sign in"
+    elif gone and not away:
+        code, fault, exit_code, hint = "input_changed", "is not on the Hub any more", EXIT_USAGE, "plan again"
+    elif away or status is not None:
+        code, fault, exit_code = "hub_unreachable", "cannot be read from the Hub", EXIT_TEMPORARY
+        hint = "try again when the Hub can be reached"
+    else:
+        return None
+    expected, got = "the commit of the plan, with all its files", " ".join(str(error).split())[:300]
+    return Refused(f"{what} {fault}", code=code, exit_code=exit_code, expected=expected, got=got, hint=hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -243,9 +269,7 @@ def readable(model: str) -> Iterator[None]:
     except (OSError, ImportError):
         raise
     except Exception as error:
-        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
-        of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
-        if of_network or explanation(error) is not None or "cuda" in str(error).lower():
+        if explanation(error) is not None or "cuda" in str(error).lower():
             raise
         raise Refused(
             f"{model} cannot be loaded",
@@ -406,6 +430,9 @@ def write_whole(path: Path, content: bytes) -> None:
 # A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# In a model's repository: the files beside its weights, and copies of the weights in other formats.
+BESIDE_WEIGHTS = ["*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
+OTHER_FORMATS = ["consolidated*", "original/*", "onnx/*"]
 # The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
@@ -2912,33 +2939,13 @@ def brought_file(file: HubFile) -> Path:
 @contextmanager
 def explained_hub(file: HubFile) -> Iterator[None]:
     """Turns what huggingface_hub raises into a `Refused`."""
-    from huggingface_hub import errors
-
-    gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
     try:
         yield
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        away = isinstance(error, (errors.LocalEntryNotFoundError, ConnectionError))
-        if isinstance(error, errors.GatedRepoError) or status in (401, 403):
-            raise hub_refusal(file, "may not be read with this token", error, "no_access", EXIT_NO_ACCESS) from None
-        if isinstance(error, gone) and not away:
-            raise hub_refusal(file, "is not on the Hub any more", error, "input_changed") from None
-        if away or isinstance(error, errors.HfHubHTTPError) or type(error).__module__.startswith("httpx"):
-            raise hub_refusal(file, "cannot be read from the Hub", error, "hub_unreachable", EXIT_TEMPORARY) from None
-        raise
-
-
-def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_code: int = 2) -> Refused:
-    hints = {"no_access": "ask for access on the page of the dataset, and sign in", "input_changed": "plan again"}
-    return Refused(
-        f"{file} at commit {file.commit[:12]} {fault}",
-        code=code,
-        exit_code=exit_code,
-        expected="the commit of the plan, with all its files",
-        got=" ".join(str(error).split())[:300],
-        hint=hints.get(code, "try again when the Hub can be reached"),
-    )
+        refusal = hub_refusal(f"{file} at commit {file.commit[:12]}", error)
+        if refusal is None:
+            raise
+        raise refusal from None
 
 
 @contextmanager
@@ -5070,9 +5077,14 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, for the model of a plan. For a model on the Hub it checks the config and the index, which name
-    all files that are fetched later."""
+    all files that are fetched later. A job has fetched nothing yet: all but the weights is fetched before, because
+    transformers takes a file that it cannot fetch for one that the model does not have."""
     if Path(model).is_dir():
         return check_model(Path(model))
+    if run_id() is not None:
+        from huggingface_hub import snapshot_download
+
+        snapshot_download(model, revision=revision, allow_patterns=BESIDE_WEIGHTS, ignore_patterns=OTHER_FORMATS)
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, paths):
         check_files(Path(file).parent)

@@ -166,12 +166,13 @@ def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_pa
         pytest.param(UNAUTHORIZED, "", "bad_token", 4, "hf auth login", marks=pytest.mark.torture),
         pytest.param(NO_ANSWER, "", "hub_unreachable", 8, "skill-train resume runs/x", marks=pytest.mark.torture),
         (NO_ANSWER, ".*safetensors", "hub_unreachable", 8, "skill-train resume runs/x"),
+        (Fault(520), ".*tokenizer_config.json", "hub_unreachable", 8, "skill-train resume runs/x"),
     ],
 )
 def test_a_model_that_cannot_be_read_is_explained(
     hub: Hub, tmp_path: Path, fault: Fault | None, files: str, code: str, exit_code: int, first: str
 ) -> None:
-    """The child has no word for it but its traceback. Without a fault the model is gated."""
+    """Without a fault the model is gated. Without its tokenizer_config.json it would be another model."""
     there = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
     model = hub.add("model", "me/tiny", there, gated=fault is None)
     if fault is not None:
@@ -180,10 +181,11 @@ def test_a_model_that_cannot_be_read_is_explained(
     plan = json.loads((run / "plan.json").read_text())
     plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}
     (run / "plan.json").write_text(json.dumps(plan))
-    process = _start(run, None, "--job", hub=hub.environment(tmp_path / "home"), errors=subprocess.STDOUT)
+    environment = hub.environment(tmp_path / "home") | {"SKILL_TRAIN_RUN": "0123456789ab"}  # as a job has it
+    process = _start(run, None, "--job", hub=environment, errors=subprocess.STDOUT)
     lines = process.communicate(timeout=200)[0].splitlines()
-    assert process.returncode == 5, lines
-    ending = Ending("ERROR", "Job failed with exit code: 5. Reason: Error", lines=tuple(lines[-60:]))
+    assert process.returncode == exit_code, lines
+    ending = Ending("ERROR", f"Job failed with exit code: {exit_code}. Reason: Error", lines=tuple(lines[-60:]))
     story = explain(ending, run="runs/x")
     assert (story.code, story.exit_code, story.next[0]) == (code, exit_code, first), lines
 

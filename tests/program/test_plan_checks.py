@@ -15,7 +15,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.machine.training_program import train_program
@@ -389,6 +392,20 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
     return path
 
 
+def _of_hub(name: str, status: int) -> Exception:
+    import httpx2
+    from huggingface_hub import errors
+
+    response = httpx2.Response(status, request=httpx2.Request("GET", "https://huggingface.co/api/models/me/x"))
+    error: Exception = getattr(errors, name)("words", response=response)
+    return error
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -408,6 +425,21 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         (IsADirectoryError(errno.EISDIR, "Is a directory", "RUN/metrics.jsonl"), "system_error"),
         (OSError(errno.EMFILE, "Too many open files"), "system_error"),
         (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
+        # as transformers and datasets raise them: the Hub's own error is their cause
+        (_caused(OSError("You are trying to access a gated repo."), _of_hub("GatedRepoError", 403)), "gated"),
+        (_caused(OSError("not a valid git identifier"), _of_hub("RevisionNotFoundError", 404)), "input_changed"),
+        (_of_hub("HfHubHTTPError", 401), "bad_token"),
+        (_of_hub("HfHubHTTPError", 403), "no_permission"),
+        (_of_hub("HfHubHTTPError", 503), "hub_unreachable"),
+        (_caused(LocalEntryNotFoundError("no copy"), _of_hub("HfHubHTTPError", 429)), "hub_unreachable"),
+        (httpx2.RemoteProtocolError("Server disconnected without sending a response."), "hub_unreachable"),
+        (ConnectionError("Couldn't reach 'me/rows' on the Hub (ReadTimeout)"), "hub_unreachable"),
+        # datasets 5.2 names no cause [ran]
+        (DatasetNotFoundError("Dataset 'me/rows' is a gated dataset on the Hub. Visit the dataset page"), "gated"),
+        (DatasetNotFoundError("Revision 'x' doesn't exist for dataset 'me/rows' on the Hub."), "input_changed"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), None),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
+        (_caused(Refused("of its own", code="bad_row"), _of_hub("HfHubHTTPError", 503)), None),
         (RuntimeError("a bug"), None),
         (KeyError("a bug"), None),
     ],

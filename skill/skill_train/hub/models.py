@@ -23,11 +23,11 @@ from skill_train.model.folder import processor_files, read_config, read_model, u
 from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.program.events import json_object
+from skill_train.program.model_files import BESIDE_WEIGHTS, OTHER_FORMATS
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 from skill_train.run.folder import way_to_model
 
-_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
-_NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # copies of the same weights in other formats
+_FILES = [*BESIDE_WEIGHTS, "*.safetensors", "LICENSE*", "README.md"]
 _FEW_SHARDS = 8  # the most headers to request, each with a request, if the Hub has not counted the parameters
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MINUTES = {"minute": 1, "hour": 60}
@@ -143,7 +143,7 @@ def _download(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
 
     if files:
         return Path(snapshot_download(model, revision=revision, allow_patterns=[glob.escape(name) for name in files]))
-    return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES))
+    return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, ignore_patterns=OTHER_FORMATS))
 
 
 def _ask_model(model: str, revision: str | None) -> ModelFacts:

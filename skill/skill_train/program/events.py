@@ -112,7 +112,33 @@ def explanation(error: Exception) -> Refused | None:
             expected="memory for the model, its activations and one batch",
             hint="use a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
-    return None
+    causes = () if isinstance(error, Refused) else with_causes(error)
+    return next(filter(None, (hub_refusal("a file that this run needs", each) for each in causes)), None)
+
+
+def hub_refusal(what: str, error: BaseException) -> Refused | None:
+    """The refusal for an error of huggingface_hub, datasets or the network; None for another one. `what` was requested.
+
+    It knows classes by their names, to import nothing. datasets 5.2 raises ConnectionError and DatasetNotFoundError.
+    """
+    names = {each.__name__ for each in type(error).__mro__}
+    status = error.response.status_code if "HfHubHTTPError" in names else None  # type: ignore[attr-defined]
+    away = "LocalEntryNotFoundError" in names or type(error) is ConnectionError
+    away = away or type(error).__module__.split(".")[0] in NETWORK
+    gone = names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "DatasetNotFoundError"}
+    gated = "GatedRepoError" in names or (bool(gone) and "is a gated dataset" in str(error))
+    if gated or status in (401, 403):
+        code, exit_code = "gated" if gated else "bad_token" if status == 401 else "no_permission", EXIT_NO_ACCESS
+        fault, hint = "may not be read with this token", "ask for access on its page, and sign in"
+    elif gone and not away:
+        code, fault, exit_code, hint = "input_changed", "is not on the Hub any more", EXIT_USAGE, "plan again"
+    elif away or status is not None:
+        code, fault, exit_code = "hub_unreachable", "cannot be read from the Hub", EXIT_TEMPORARY
+        hint = "try again when the Hub can be reached"
+    else:
+        return None
+    expected, got = "the commit of the plan, with all its files", " ".join(str(error).split())[:300]
+    return Refused(f"{what} {fault}", code=code, exit_code=exit_code, expected=expected, got=got, hint=hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -165,9 +191,7 @@ def readable(model: str) -> Iterator[None]:
     except (OSError, ImportError):
         raise
     except Exception as error:
-        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
-        of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
-        if of_network or explanation(error) is not None or "cuda" in str(error).lower():
+        if explanation(error) is not None or "cuda" in str(error).lower():
             raise
         raise Refused(
             f"{model} cannot be loaded",

@@ -16,6 +16,9 @@ from typing import IO, Any, NamedTuple, TypedDict
 from skill_train.program.events import Refused
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# In a model's repository: the files beside its weights, and copies of the weights in other formats.
+BESIDE_WEIGHTS = ["*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
+OTHER_FORMATS = ["consolidated*", "original/*", "onnx/*"]
 # The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
+from skill_train.program.events import Refused, hub_refusal
 from skill_train.program.examples import MEDIA_MAGIC, Row, media_in, unreadable
 from skill_train.program.model_files import nodes_in
 from skill_train.program.parquet import SPLITS, STATE
@@ -152,33 +152,13 @@ def brought_file(file: HubFile) -> Path:
 @contextmanager
 def explained_hub(file: HubFile) -> Iterator[None]:
     """Turns what huggingface_hub raises into a `Refused`."""
-    from huggingface_hub import errors
-
-    gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
     try:
         yield
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        away = isinstance(error, (errors.LocalEntryNotFoundError, ConnectionError))
-        if isinstance(error, errors.GatedRepoError) or status in (401, 403):
-            raise hub_refusal(file, "may not be read with this token", error, "no_access", EXIT_NO_ACCESS) from None
-        if isinstance(error, gone) and not away:
-            raise hub_refusal(file, "is not on the Hub any more", error, "input_changed") from None
-        if away or isinstance(error, errors.HfHubHTTPError) or type(error).__module__.startswith("httpx"):
-            raise hub_refusal(file, "cannot be read from the Hub", error, "hub_unreachable", EXIT_TEMPORARY) from None
-        raise
-
-
-def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_code: int = 2) -> Refused:
-    hints = {"no_access": "ask for access on the page of the dataset, and sign in", "input_changed": "plan again"}
-    return Refused(
-        f"{file} at commit {file.commit[:12]} {fault}",
-        code=code,
-        exit_code=exit_code,
-        expected="the commit of the plan, with all its files",
-        got=" ".join(str(error).split())[:300],
-        hint=hints.get(code, "try again when the Hub can be reached"),
-    )
+        refusal = hub_refusal(f"{file} at commit {file.commit[:12]}", error)
+        if refusal is None:
+            raise
+        raise refusal from None
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints
 
-from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_NOT_INSTALLED, Refused, event
+from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_NOT_INSTALLED, Refused, event, run_id
 from skill_train.program.model_files import (
     ATTENTION,
+    BESIDE_WEIGHTS,
     INDEX,
+    OTHER_FORMATS,
     block_hub_kernels,
     check_files,
     check_model,
@@ -183,9 +185,14 @@ def use_data(plan: Plan, data: Path | None) -> None:
 
 def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, for the model of a plan. For a model on the Hub it checks the config and the index, which name
-    all files that are fetched later."""
+    all files that are fetched later. A job has fetched nothing yet: all but the weights is fetched before, because
+    transformers takes a file that it cannot fetch for one that the model does not have."""
     if Path(model).is_dir():
         return check_model(Path(model))
+    if run_id() is not None:
+        from huggingface_hub import snapshot_download
+
+        snapshot_download(model, revision=revision, allow_patterns=BESIDE_WEIGHTS, ignore_patterns=OTHER_FORMATS)
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, paths):
         check_files(Path(file).parent)
