@@ -57,6 +57,16 @@ FILES: list[tuple[str, bytes, list[tuple[int, str | None]]]] = [
 ]
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_pointer_of_git_lfs_is_not_the_file(ending: str, tmp_path: Path) -> None:
+    """Git leaves it in a clone without the content. As a table it has one column of text."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    (tmp_path / f"rows.{ending}").write_bytes(pointer)
+    with pytest.raises(Refused, match="pointer of Git LFS") as refused:
+        list(lines_of(tmp_path / f"rows.{ending}"))
+    assert (refused.value.error["code"], refused.value.error["hint"]) == ("unreadable_dataset", "git lfs pull")
+
+
 @pytest.mark.parametrize(("name", "content", "expected"), FILES, ids=[f[0] for f in FILES])
 def test_what_is_broken_is_handed_over_with_its_line(
     tmp_path: Path, name: str, content: bytes, expected: list[tuple[int, str | None]]

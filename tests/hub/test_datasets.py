@@ -272,6 +272,30 @@ def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: Hub, home: P
     assert hub.sent("resolve") < 20_000_000
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_another_part_than_was_asked_for_is_not_read(hub: Hub, home: Path, name: str, start: int) -> None:
+    """Fewer rows would be counted. The part is one byte too short, or begins one byte too late."""
+    data = _lines(50) if name.endswith("jsonl") else _parquet(50)
+    hub.add("dataset", DATA, {name: data})
+    part = data[start : len(data) + start - 1]
+    stated = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(data)}"}
+    hub.faults.add("GET /datasets/.*/resolve/", Fault(206, stated, part + b" " * start), times=ALWAYS)
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"]) == ("hub_error", 8)
+    assert "arrived incomplete" in error["message"]
+
+
+def test_a_pointer_is_not_the_file(hub: Hub, home: Path) -> None:
+    """Somebody committed what Git LFS leaves in a clone without the content. It was read as three rows of text."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    for name in ("train.txt", "train.jsonl"):
+        hub.add("dataset", DATA, {name: pointer})
+        error = _look(hub, home)["error"]
+        assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
+        assert "pointer of Git LFS" in error["message"]
+
+
 def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.parquet": _parquet(4, width=20_000_000)})
     error = _look(hub, home)["error"]

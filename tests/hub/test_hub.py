@@ -226,6 +226,7 @@ def test_a_repository_without_a_model_to_train(
         (Fault(500), "hub_error", 8, "try again in a few minutes"),
         (Fault(503), "hub_error", 8, "try again in a few minutes"),
         (Fault(408), "hub_error", 8, "try again in a few minutes"),
+        (Fault(416), "hub_error", 8, "try again in a few minutes"),
         (Fault(409), "conflict", 8, "run the same command again"),
         (Fault(412), "conflict", 8, "run the same command again"),
         (Fault(403, {"X-Error-Message": "no"}), "no_permission", 4, "unset HF_TOKEN && hf auth login"),

@@ -211,6 +211,7 @@ def test_data_explains_a_file_that_came_otherwise(asked: tuple[Hub, Callable[...
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("me/broken",), (2, "unreadable_dataset")),
         (("me/none",), (2, "unknown_dataset")),
         (("me/gated",), (4, "gated")),
         (("me/whole", "--split", "best"), (2, "bad_split")),
@@ -223,6 +224,7 @@ def test_data_that_is_not_on_the_hub(
     hub, data = asked
     _rows(hub, "me/whole")  # which may be cached from here on
     hub.add("dataset", "me/gated", {"train.jsonl": b"{}"}, gated=True)
+    hub.add("dataset", "me/broken", {"train.parquet": b"PAR1, and then no footer"})
     (tmp_path / "recipe.yaml").write_text("model: x/y\ndata: me/whole\ndata_revision: none\n")
     assert data(*words).error == told
 

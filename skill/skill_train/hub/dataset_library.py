@@ -88,7 +88,8 @@ def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
             raise cause from None
         if isinstance(error, DatasetNotFoundError):
             raise _not_found(resource, str(error)) from None
-        if isinstance(error, DatasetsError) or str(error).startswith("Dataset scripts are no longer"):
+        broken = isinstance(error, DatasetsError) or type(error).__module__.startswith("pyarrow")
+        if broken or str(error).startswith("Dataset scripts are no longer"):
             raise UsageError(
                 f"{resource} cannot be read",
                 code="unreadable_dataset",

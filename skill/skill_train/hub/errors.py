@@ -204,7 +204,7 @@ def _status_error(response: Any, resource: HubResource) -> SkillTrainError:
         return Temporary(
             f"the Hub received too many requests for {resource}", code="rate_limit", got=got, hint=f"try again {pause}"
         )
-    if status == 408 or status >= 500:
+    if status in (408, 416) or status >= 500:  # 416: the file has fewer bytes than the Hub announced
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
         return Temporary(f"the Hub failed to answer for {resource}", code="hub_error", got=got, hint=again)
     got = ": ".join(filter(None, (got, _server_message(response))))

@@ -70,6 +70,7 @@ TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"  # how it begins
 # Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 DOCUMENT = "one JSON document is a .json file: rename it; or else remove the commas behind the lines"
@@ -153,6 +154,9 @@ def lines_of(path: Path) -> Iterator[Line]:
     """Every row of a file, and what is not a row as `Broken`. Refuses other kinds of files, lines and documents that
     are too long, and two columns of one name."""
     kind = path.suffix.lower()
+    if path.is_file() and read_start(path) == LFS_POINTER:
+        words, rows = f"{path} is a pointer of Git LFS, not the file itself", "the rows, to which the pointer leads"
+        raise unreadable(words, rows, LFS_POINTER.decode(), "git lfs pull")
     if kind in (".jsonl", ".ndjson"):
         yield from json_lines(path)
     elif kind == ".json":
@@ -168,6 +172,11 @@ def lines_of(path: Path) -> Iterator[Line]:
             kind or "no extension",
             ROWS_IN_LINES,
         )
+
+
+def read_start(path: Path) -> bytes:
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        return file.read(len(LFS_POINTER))
 
 
 def json_lines(path: Path) -> Iterator[Line]:

@@ -17,7 +17,7 @@ from typing import Any
 from skill_train.core.errors import UsageError, refusals
 from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
 from skill_train.program.pictures.locations import FILE_NAME, TABLES
-from skill_train.program.rows import CELL_CHARACTERS
+from skill_train.program.rows import CELL_CHARACTERS, LFS_POINTER
 from skill_train.program.tables.shape import SIGN_SAID, records_of, require_no_space, require_quotes, sign_of, vote
 
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the new name of a column that is called only that
@@ -34,6 +34,8 @@ def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
     Raises:
         UsageError: the data is not UTF-8, not JSON, or has no rows.
     """
+    if data.startswith(LFS_POINTER):
+        raise _broken(name, "it is a pointer of Git LFS, not the file itself", "the file, uploaded to the repository")
     text = _text(data, name, whole=whole)
     kind = name.rsplit(".", 1)[-1]
     if kind == "json" and text.lstrip().startswith("["):

@@ -54,7 +54,11 @@ class ByteBudget:
 
 
 def _range_of(files: SplitFiles, name: str, start: int, length: int) -> bytes:
-    """One range of a file. If a server sends the whole file instead, only the range is read."""
+    """One range of a file. If a server sends the whole file instead, only the range is read.
+
+    Raises:
+        OSError: another part of the file arrived, in the client's own words, which become a Temporary.
+    """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -65,11 +69,14 @@ def _range_of(files: SplitFiles, name: str, start: int, length: int) -> bytes:
             response.read()
         hf_raise_for_status(response)
         skip = start if response.status_code == 200 else 0
+        part = response.headers.get("Content-Range", f"bytes {start - skip}-")
         data = bytearray()
         for piece in response.iter_bytes():
             data += piece
             if len(data) >= skip + length:
                 break
+    if len(data) < skip + length or not part.startswith(f"bytes {start - skip}-"):
+        raise OSError(f"Consistency check failed: {length} bytes from {start} on were requested; {len(data)}, {part}")
     return bytes(data[skip : skip + length])
 
 
