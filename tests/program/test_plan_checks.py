@@ -449,6 +449,18 @@ def test_ends_that_are_explained_and_bugs_that_keep_their_traceback(error: Excep
     assert (refusal.error["code"] if refusal else None) == code
 
 
+def test_the_address_in_an_error_of_the_hub_has_no_secret() -> None:
+    """A mirror may have a password in its address, and the storage signs the addresses of files."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    address = "https://me:password@mirror.org/x/resolve/main/a.bin?Expires=1&Signature=secret"
+    response = httpx2.Response(403, request=httpx2.Request("GET", address))
+    error = HfHubHTTPError(f"403 Forbidden: '{address}'. Denied.", response=response)
+    refusal = explanation(error)
+    assert refusal is not None and "password" not in str(refusal.error) and "secret" not in str(refusal.error)
+    assert refusal.error["got"] == "403 Forbidden: 'https://mirror.org/x/resolve/main/a.bin Denied."
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of the address space")
 def test_under_a_limit_of_the_address_space_it_is_memory(tmp_path: Path) -> None:
     """0.4 GB are enough for Python and not for torch, which is imported with the first library."""

@@ -137,7 +137,8 @@ def hub_refusal(what: str, error: BaseException) -> Refused | None:
         hint = "try again when the Hub can be reached"
     else:
         return None
-    expected, got = "the commit of the plan, with all its files", " ".join(str(error).split())[:300]
+    words = re.sub(r"(?<=//)[^/@\s]*@|\?\S*", "", " ".join(str(error).split()))  # without passwords and signatures
+    expected, got = "the commit of the plan, with all its files", words[:300]
     return Refused(f"{what} {fault}", code=code, exit_code=exit_code, expected=expected, got=got, hint=hint)
 
 
