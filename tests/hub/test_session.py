@@ -10,11 +10,19 @@ from skill_train.hub import session
 pytest.importorskip("huggingface_hub")
 
 
-@pytest.mark.parametrize(("path", "seconds"), [("models/me/tickets/commit/main", 45), ("jobs/me", 8)])
-def test_a_commit_may_take_longer_than_other_answers(path: str, seconds: float) -> None:
-    """The Hub looks for every file before it answers. Whoever does not wait asks for a second commit."""
+@pytest.mark.parametrize(
+    ("method", "path", "seconds"),
+    [
+        ("POST", "models/me/tickets/commit/main", 45),
+        ("POST", "buckets/me/jobs-artifacts/batch", 45),
+        ("POST", "jobs/me", 8),  # looked for, if there is no answer
+        ("GET", "models/me/tickets", 8),
+    ],
+)
+def test_a_change_may_take_longer_than_other_answers(method: str, path: str, seconds: float) -> None:
+    """The Hub looks for every file before it answers. Whoever does not wait asks for the change a second time."""
     limits = {"connect": 8.0, "read": 8.0}
-    request = httpx2.Request("POST", f"https://huggingface.co/api/{path}", extensions={"timeout": limits})
+    request = httpx2.Request(method, f"https://huggingface.co/api/{path}", extensions={"timeout": limits})
     session._prepare_request(request)
     assert request.extensions["timeout"] == {"connect": 8.0, "read": seconds}
 
