@@ -444,6 +444,20 @@ def test_a_config_in_the_cache_is_enough_for_a_plan(hub: Hub, home: Path) -> Non
     assert facts["unknown"]["weight_bytes"] == "the folder holds no safetensors"
 
 
+def test_a_copy_without_weights_is_not_taken_for_the_model(hub: Hub, home: Path) -> None:
+    """The client gives what a plan left in the cache if the Hub does not answer. The model was said to have none."""
+    _model(hub, weights={"a": [40]})
+    ask(hub, home, "hub.models.model_facts", MODEL, None)
+    hub.faults.add(f"/api/models/{MODEL}", Fault(503), times=ALWAYS)
+    error = ask(hub, home, "hub.models.model_folder", MODEL, None)["error"]
+    assert (error["code"], error["exit_code"]) == ("hub_error", 8)
+    error = ask(hub, home, "hub.models.model_folder", MODEL, None, HF_HUB_OFFLINE="1")["error"]
+    assert (error["code"], error["exit_code"]) == ("hub_unreachable", 8) and "HF_HUB_OFFLINE" in error["message"]
+    hub.faults.clear()
+    hub.faults.add(f"/api/models/{MODEL}", Fault(503), times=1)  # it comes back
+    assert (Path(ask(hub, home, "hub.models.model_folder", MODEL, None)["answer"][0]) / "model.safetensors").is_file()
+
+
 def test_a_download_leaves_out_the_second_copy_of_the_weights(hub: Hub, home: Path) -> None:
     repository = _model(hub, weights={"a": [40]})
     repository.files |= dict.fromkeys(["consolidated.safetensors", "original/model.safetensors"], b"x" * 1000)

@@ -52,6 +52,9 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
     resource = HubResource("model", model)
     try:
         folder = ask(resource, lambda: _download(model, revision, files), seconds=None)
+        if not files and not any(folder.glob("*.safetensors")):  # without the Hub, the client gives what its cache has
+            ask(resource, lambda: api().model_info(model, revision=revision, timeout=REQUEST_SECONDS))
+            folder = ask(resource, lambda: _download(model, revision, files), seconds=None)
     except UsageError as error:
         raise or_other_kind(error, resource) from None
     return folder, folder.name
