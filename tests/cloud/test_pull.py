@@ -407,6 +407,36 @@ def test_where_no_place_has_the_result_any_more_the_run_goes_on(cloud: Cloud, tm
     assert _child(cloud, tmp_path, "resume", run, "--yes")["data"]["attempt"] == 2
 
 
+@pytest.mark.parametrize(
+    ("request_of", "ours"), [("HEAD /me/tickets/resolve/main/train.json", False), ("GET /api/models/me/tickets", True)]
+)
+def test_another_run_that_is_pushed_while_this_one_is_fetched_is_not_taken_for_it(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_of: str, ours: bool
+) -> None:
+    """At the second of these requests: after this run was found there, or after its record was read."""
+    pushed, seen, fault_of = _pushed(), list[str](), cloud.hub.faults.of_request
+    repository = cloud.hub.add("model", "me/tickets", pushed)
+    weights = b"of others" * 600
+    theirs = json.loads(pushed["train.json"]) | {"run": "f" * 12}
+    theirs["outputs"]["adapter/adapter_model.safetensors"] = cloud_runs.digest(weights)
+    others = pushed | {"train.json": json.dumps(theirs).encode(), "adapter_model.safetensors": weights}
+
+    def of_request(method: str, path: str) -> Fault | None:
+        if f"{method} {path}".startswith(request_of):
+            seen.append(path)
+            if len(seen) == 2:
+                repository.add_commit("main", others, "theirs", "others")
+        return fault_of(method, path)
+
+    monkeypatch.setattr(cloud.hub.faults, "of_request", of_request)
+    cloud_runs.wait_for(cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    answer = _child(cloud, tmp_path, "pull", str(cloud.run.path), code=0 if ours else 2)
+    there = cloud.run.adapter / "adapter_model.safetensors"
+    assert len(seen) >= 2 and (there.read_bytes() == pushed[there.name] if ours else not there.exists())
+    assert ours or answer["error"]["code"] == "nothing_kept"
+
+
 def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_path: Path) -> None:
     """A job pushes its record without rows of the data. Killed before pull.json, a pull goes on from there too."""
     record = json.loads(_pushed()["train.json"])

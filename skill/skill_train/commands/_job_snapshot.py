@@ -241,6 +241,12 @@ def why_not_pushed(cloud: CloudRun, run: RunDir) -> str:
         trained = train_record.read(models.model_file(repository, "train.json"))
     except UsageError as error:
         return f"its bucket has no result, and {error.message}"
+    return why_not_of_run(cloud, run, trained)
+
+
+def why_not_of_run(cloud: CloudRun, run: RunDir, trained: train_record.TrainRecord) -> str:
+    """Why a record in the model repository is not that of this run; empty if it is."""
+    repository = cloud.record.hub_model_id
     same_recipe = trained.recipe_hash == plan_record.read(run.plan).recipe_hash
     if same_recipe and trained.run in (None, cloud.record.run_id):
         return ""
