@@ -12,6 +12,7 @@ import pytest
 from hub_emulator import ALWAYS, Fault, Hub
 from hub_emulator.faults import DONE_AND_ERROR
 from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.hub.repositories import upload_dataset
 from skill_train.hub.upload import PushFile, Uploaded, check_push_access, licence_of, upload
 
 pytestmark = pytest.mark.slow
@@ -132,6 +133,19 @@ def test_a_public_push_says_what_the_repository_is(hub: Hub, files: list[PushFil
     assert hub.repositories["model", "me/tickets"].private is False
     hub.repositories["model", "me/tickets"].private = True
     assert _push(files, private=False).private is True
+
+
+@pytest.mark.usefixtures("files")
+def test_a_dataset_that_somebody_made_public_gets_no_private_rows(hub: Hub, tmp_path: Path) -> None:
+    """It was private, or not there, when the command checked it."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "rows.jsonl").write_bytes(b"{}\n")
+    repository = hub.add("dataset", "me/rows", {}, private=False)
+    with pytest.raises(DecisionNeeded) as refused:
+        upload_dataset(tmp_path / "rows", "me/rows")
+    assert refused.value.code == "public_repository" and not repository.history
+    repository.private = True
+    assert upload_dataset(tmp_path / "rows", "me/rows") == repository.commit("main")
 
 
 @pytest.mark.parametrize("fault", [Fault(0, after=True), DONE_AND_ERROR, Fault(504, after=True)])

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest, quoted
+from skill_train.core.errors import AccessError, Temporary, UsageError, nearest, quoted
 from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import ask, patiently
 from skill_train.hub.errors import HubResource, not_signed_in, sign_in
-from skill_train.hub.repositories import Repository
+from skill_train.hub.repositories import Repository, public_place
 from skill_train.program.cloud.file_names import PROOF, result_names
 from skill_train.run.plan_record import Plan
 
@@ -110,12 +110,12 @@ def require_places_of_next_job(plan: Plan, bucket: str | None) -> None:
 
 def _require_private_bucket(bucket: str) -> None:
     if patiently(lambda: repositories.bucket_is_private(bucket)) is False:
-        raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
+        raise public_place(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
 
 
 def _require_private(result: Repository, hint: str) -> None:
     if not result.private:
-        raise _public(f"the repository {result.name}", hint)
+        raise public_place(f"the repository {result.name}", hint)
 
 
 def _ask_taken(repository: Repository, method: str) -> None:
@@ -173,7 +173,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
         return ()
     patiently(lambda: repositories.check_access("dataset", data_repo, write=True))
     if not repository.private:
-        raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
+        raise public_place(f"the dataset {data_repo}", "another --data-repo, or leave it out")
     return repository.files
 
 
@@ -237,13 +237,3 @@ def _require(account: Account, permission: str, where: str) -> None:
             got=f"role {account.role}",
             hint=f"{sign_in()}, with a new token of {_TOKENS}",
         )
-
-
-def _public(place: str, hint: str) -> DecisionNeeded:
-    return DecisionNeeded(
-        f"{place} is public, and this run uploads private files",
-        code="public_repository",
-        expected="a private one",
-        got="public",
-        hint=hint,
-    )

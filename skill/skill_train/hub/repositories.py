@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
 from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
 from skill_train.hub.errors import HubResource
 
@@ -102,6 +102,11 @@ def check_name(name: str, hint: str) -> None:
         )
 
 
+def public_place(place: str, hint: str) -> DecisionNeeded:
+    message = f"{place} is public, and this run uploads private files"
+    return DecisionNeeded(message, code="public_repository", expected="a private one", got="public", hint=hint)
+
+
 def require_none(repo: str, what: str, files: list[str]) -> None:
     if files:
         raise UsageError(
@@ -134,12 +139,15 @@ def ask_taken(kind: str, repo: str, files: Iterable[str]) -> None:
 
 def upload_dataset(folder: Path, name: str) -> str:
     """Uploads the files of a folder to a private dataset. Returns the commit. Files that are already there are not sent
-    again. Raises what `check_access` raises, and UsageError if a .gitignore names one of the files."""
+    again. Raises what `check_access` raises, UsageError if a .gitignore names one of the files, and DecisionNeeded if
+    the dataset is public."""
 
     def question() -> str:
         api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
-        there = api().repo_info(name, repo_type="dataset").siblings or ()
-        if any(file.rfilename == ".gitignore" for file in there):
+        there = api().repo_info(name, repo_type="dataset")
+        if not there.private:
+            raise public_place(f"the dataset {name}", "another --data-repo, or leave it out")
+        if any(file.rfilename == ".gitignore" for file in there.siblings or ()):
             files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
             ask_taken("dataset", name, files)
         commit = api().upload_folder(

@@ -154,12 +154,9 @@ def _has(there: Any, sent: Any) -> bool:
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
-    return DecisionNeeded(
-        f"{repo} is public, so everybody could read the pushed files",
-        code="public_repository",
-        expected="a new or a private repository, or --public",
-        hint="use another --repo, or add --public",
-    )
+    message, expected = f"{repo} is public, so everybody could read the pushed files", "a new or a private repository"
+    hint = "use another --repo, or add --public"
+    return DecisionNeeded(message, code="public_repository", expected=f"{expected}, or --public", hint=hint)
 
 
 class PushAccess(TypedDict):
