@@ -20,6 +20,7 @@ import pytest
 import cloud_runs
 import planning
 import step_records
+import tiny
 from cloud_runs import Cloud
 from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, Lie
@@ -415,3 +416,18 @@ def test_submit_offline(cloud: Cloud, call: Call, planned: list[str]) -> None:
     assert call("plan", *planned, "--flavor", "l4x1", "--out", "plan.json").code == 0
     cloud.hub.log.clear()
     _assert_kept_away(call("submit", "plan.json", "--yes", HF_HUB_OFFLINE="1"), call, cloud)
+
+
+def test_a_plan_is_trained_with_every_small_file_of_its_model(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
+    """transformers takes a file that it cannot fetch for one that the model does not have."""
+    hub, commands, _ = desk
+    hub.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
+    tiny.write_rows(tmp_path / "rows.jsonl", 24)
+    environment = hub.environment(tmp_path / "home")
+    words = ("--model", "me/tiny", "--data", "rows.jsonl", "--max-steps", "2", "--where", "local", "--out", "plan.json")
+    assert commands.run(tmp_path, environment, "plan", *words).code == 0
+    hub.faults.add("/me/tiny/resolve/.*/generation_config.json", Fault(520), times=ALWAYS)
+    try:
+        assert commands.run(tmp_path, environment, "local", "plan.json", "--run-dir", "run").error == (8, "hub_error")
+    finally:
+        hub.faults.clear()

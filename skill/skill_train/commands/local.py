@@ -115,6 +115,10 @@ def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) 
         if not options.goes_on and not _is_finished(folder, plan):
             require_room(console, plan, folder.path, force=options.force)
             warn_of_plan(console, plan)
+            if options.recipe is not None and is_plan(options.recipe):  # the files of a recipe's model are here already
+                from skill_train.hub.models import model_folder
+
+                model_folder(plan.recipe.model, plan.recipe.revision)
         return train_run(console, folder, plan, resume=options.resume)
 
 
