@@ -263,7 +263,10 @@ def test_a_proof_without_the_rows_of_its_run_does_not_pass(tmp_path: Path, lost:
     record = json.loads(run.record("train").read_text())
     record["data"]["held_out_rows"] = 0  # as a recipe with held_out_fraction: 0 leaves it
     run.record("train").write_text(json.dumps(record))
-    files = {c["file"] for c in answered("verify", run.path, "--tokens", 64)[1]["data"]["checks"]}
+    run.held_out.touch()
+    answer = answered("verify", run.path, "--tokens", 64)[1]
+    files = {c["file"] for c in answer["data"]["checks"]}
+    assert ("evaluate" in str(answer["next"])) is ("held_out" not in lost)
     assert "held_out.jsonl" not in files and ("samples.jsonl" in files) is ("samples" in lost)
 
 

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+import tiny
 from one_command import answered
 from peak_memory import peak_mb
 from picture_bytes import encoded, header
@@ -757,3 +758,11 @@ def test_the_hint_does_not_name_the_command_that_gives_it(folder: Path) -> None:
     _write(folder, [_asks("gone.png")] * 2)
     code, answer = answered("data", "rows.jsonl")
     assert (code, answer["error"]["hint"]) == (2, "repair or remove the row")
+
+
+def test_pictures_for_a_text_model_have_two_ways_on(folder: Path) -> None:
+    """The text alone, which asks what nobody can answer here, is not the first of them."""
+    _write(folder, [_asks("a.png") | {"question": "Which colour?"}] * 2)
+    code, answer = answered("data", "rows.jsonl", "--model", tiny.cached("llama-spm"))
+    hint = answer["error"]["hint"]
+    assert code == 2 and hint.index("references/vision.md") < hint.index("trains on the text alone"), answer

@@ -139,7 +139,7 @@ def verify_run(
         samples = read_rows(run.samples)
         if run.samples.is_file():
             require_samples(samples, run.path, training.data.train_rows)
-        steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
+        steps = ["evaluate", "report"] if held_out or training.data.held_out_rows else ["report"]
         request = VerifyRequest(
             reference=run.merged if run.is_full else base,
             adapter=None if run.is_full else run.adapter,

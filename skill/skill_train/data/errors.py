@@ -31,6 +31,7 @@ def empty(recipe: Recipe) -> UsageError:
 
 
 MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
+_VISION = "train a vision model on pictures (references/vision.md)"
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
 _TABLE_WITHOUT_ROW = (
@@ -90,7 +91,7 @@ def media_error(
             got=got,
             hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
         )
-    hint = "train a vision model on pictures (references/vision.md), or use a dataset of text"
+    hint = f"{_VISION}, or use a dataset of text"
     if detected is not None:
         hint = columns_alone(detected)
     return UsageError(
@@ -108,8 +109,9 @@ def columns_alone(detected: DetectedFormat) -> str:
 
     columns = {"columns": detected.columns}
     text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
-    what = "them" if "images" in detected.columns else "the text"
-    return f"a recipe that names the columns trains on {what} alone: format: {detected.format}, {text[1:-1]}"
+    pictured = "images" in detected.columns
+    what, vision = ("them", "") if pictured else ("the text", f"{_VISION}; ")
+    return f"{vision}a recipe that names the columns trains on {what} alone: format: {detected.format}, {text[1:-1]}"
 
 
 def refused_row(
