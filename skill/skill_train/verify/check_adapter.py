@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -141,9 +142,9 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
 
 def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference, findings: Findings) -> None:
     """Compares the answers of llama.cpp, with the adapter beside the base, with those of base + adapter in PEFT."""
-    file, measured = gguf.path.name, reference.measured
-    job_of_base = job_of(base, reference, [], threads=physical_cores())
     # The reference is not rounded, because nothing was merged and the base's file has the base's own weights.
+    file, measured = gguf.path.name, replace(reference.measured, rounded_answers=[])
+    job_of_base = job_of(base, replace(reference, measured=measured), [], threads=physical_cores())
     job = msgspec.structs.replace(job_of_base, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:
         result = inference.ask(job)

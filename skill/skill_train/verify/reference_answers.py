@@ -55,6 +55,7 @@ class ReferenceMeasurements:
     rounded: Path | None = None
     stored: str = ""  # the type that the weights are rounded to
     cost: Distance | None = None  # how far the rounded reference is from the reference
+    rounded_answers: list[ReferenceAnswer] = field(default_factory=list)  # of the rounded reference, as `answers`
     # for a mixture of experts, by type of file: how far the model moves when what goes into products is rounded to that
     # type
     noise: dict[str, Distance] = field(default_factory=dict)
@@ -63,6 +64,11 @@ class ReferenceMeasurements:
     def made_of(self) -> Path:
         """The logits that a correct file should have: those of the model that the files were made of."""
         return self.rounded or self.tuned
+
+    @property
+    def file_answers(self) -> list[ReferenceAnswer]:
+        """The answers that a correct file should give: those of the model that the files were made of."""
+        return self.rounded_answers or self.answers
 
     @property
     def longest(self) -> int:
@@ -108,15 +114,11 @@ def measure(
     chosen = first_of(sequences, request.sample.base_tokens) if switches_off else []
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")
     guessed = _guessed(drafts(), request.prompts, vocabulary, request.sample.answer_tokens)
-    pairs = list(zip(request.prompts, guessed, strict=True))
-    after = _write(model, sequences, tuned_file, [(ids + draft, len(ids) - 1) for ids, draft in pairs])
+    after = _write(model, sequences, tuned_file, _beside(request, guessed))
     if chosen:
         with model.disable_adapter():
             _write(model, chosen, base_file)
-    answers = [
-        _answer(model, *prompt_and_draft, rows, request.stops, request.sample.answer_tokens)
-        for prompt_and_draft, rows in zip(pairs, after, strict=True)
-    ]
+    answers = _answers(model, request, guessed, after)
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)
     return ReferenceMeasurements(
@@ -137,10 +139,15 @@ def measure_base(base: Path, measurements: ReferenceMeasurements, folder: Path) 
 
 
 def measure_rounded(
-    model: Any, adapter: Path | None, rounding: Rounding | None, measurements: ReferenceMeasurements, folder: Path
+    model: Any,
+    request: MeasureRequest,
+    adapter: Path | None,
+    rounding: Rounding | None,
+    measurements: ReferenceMeasurements,
+    folder: Path,
 ) -> ReferenceMeasurements:
-    """Adds the logits of the reference with its weights rounded as the merge stored them. The model has these weights
-    from then on. For a mixture of experts, adds how far rounding in products moves the model.
+    """Adds the logits and the answers of the reference with its weights rounded as the merge stored them. The model has
+    these weights from then on. For a mixture of experts, adds how far rounding in products moves the model.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
@@ -152,8 +159,16 @@ def measure_rounded(
     file = folder / "rounded.f32"
     _require_room(measurements, folder, "the rounded reference's logits")
     with rounded(model, adapter, rounding.kinds, rounding.stored) as merged:
-        cost = _distance(merged, measurements.tuned, file, measurements)
-        return _with_noise(merged, replace(measurements, rounded=file, stored=rounding.stored, cost=cost), folder)
+        drafts = [answer.ids for answer in measurements.answers]
+        after = _write(merged, measurements.sequences, file, _beside(request, drafts))
+        result = replace(
+            measurements,
+            rounded=file,
+            stored=rounding.stored,
+            cost=_distance(file, measurements.tuned, measurements),
+            rounded_answers=_answers(merged, request, drafts, after),
+        )
+        return _with_noise(merged, result, folder)
 
 
 def _with_noise(model: Any, measurements: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
@@ -163,21 +178,19 @@ def _with_noise(model: Any, measurements: ReferenceMeasurements, folder: Path) -
     _require_room(measurements, folder, "the logits of rounded products")
     for kind in TYPES:
         with rounded_products(model, kind):
-            moved = _distance(model, measurements.made_of, file, measurements)
+            _write(model, measurements.sequences, file)
+        moved = _distance(file, measurements.made_of, measurements)
         if moved is not None:
             noise[kind] = moved
     file.unlink()
     return replace(measurements, noise=noise)
 
 
-def _distance(model: Any, reference: Path, file: Path, measurements: ReferenceMeasurements) -> Distance | None:
-    """How far the model is, on the same texts, from the logits in the file `reference`. Its own logits go into `file`.
-
-    None when no text has two tokens.
-    """
+def _distance(file: Path, reference: Path, measurements: ReferenceMeasurements) -> Distance | None:
+    """How far the logits in `file` are from those in `reference`, on the same texts; None when no text has two
+    tokens."""
     import numpy as np
 
-    _write(model, measurements.sequences, file)
     own, other = (np.memmap(each, np.float32, "r").reshape(-1, measurements.vocabulary) for each in (reference, file))
     parts = [
         compare_logits(own[sequence.first : end], other[sequence.first : end], np.asarray(sequence.ids[1:]))
@@ -261,6 +274,19 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
 def _guessed(drafts: list[list[int]], prompts: list[list[int]], vocabulary: int, most: int) -> list[list[int]]:
     """A draft for each prompt, up to the first token that this model does not have: a file may be of another model."""
     return [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts] or [[]] * len(prompts)
+
+
+def _beside(request: MeasureRequest, drafts: list[list[int]]) -> list[tuple[list[int], int]]:
+    """Each prompt with its draft, and the place of the last token of the prompt: `beside` of `_write`."""
+    return [(prompt + draft, len(prompt) - 1) for prompt, draft in zip(request.prompts, drafts, strict=True)]
+
+
+def _answers(
+    model: Any, request: MeasureRequest, drafts: list[list[int]], after: list[np.ndarray]
+) -> list[ReferenceAnswer]:
+    """The greedy answer to each prompt, with the logits that `_write` returned for `_beside`."""
+    asked = zip(request.prompts, drafts, after, strict=True)
+    return [_answer(model, *each, request.stops, request.sample.answer_tokens) for each in asked]
 
 
 def _answer(

@@ -247,7 +247,7 @@ def _judge_running(gguf: GgufFile, reference: MeasuredReference, run: _Run, find
         *_answered(gguf, result, reference, run.shipped),
         check_logits.with_unread_epsilon(logits, from_config.unread_epsilon(reference.config)),
         check_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
-        check_answers.check_answers(file, measured.answers, file_answers, bounds, reference.tokenizer),
+        check_answers.check_answers(file, measured.file_answers, file_answers, bounds, reference.tokenizer),
     )
 
 
@@ -358,5 +358,5 @@ def job_of(gguf: GgufFile, reference: MeasuredReference, shipped: list[Shipped],
         trained=str(measured.tuned) if measured.made_of != measured.tuned else None,
         base=str(measured.base) if measured.base else None,
         base_rows=measured.base_rows,
-        prompts=[Prompt(answer.prompt, measured.sample.answer_tokens, answer.ids) for answer in measured.answers],
+        prompts=[Prompt(each.prompt, measured.sample.answer_tokens, each.ids) for each in measured.file_answers],
     )

@@ -190,7 +190,7 @@ def _measure(
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
             weights = compare_weights(files, model, questions.folder, questions.adapter)
-        measured = measure_rounded(model, questions.adapter, rounding, measured, folder)
+        measured = measure_rounded(model, questions, questions.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)
