@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import save_file
 
 from gguf_edit import finish
@@ -91,6 +91,25 @@ def test_a_tensor_that_no_weight_of_the_model_is_behind(tensor: str, verdict: st
     assert ["reads no such weights" in one.reason for one in not_checked] == [True] * (verdict == "warn")
     layers = gguf.metadata | {"llama.nextn_predict_layers": 0}
     assert tensor.startswith("cls.") or judged(replace(gguf, metadata=layers), (FULL, EMBEDDING))[0].verdict == "fail"
+
+
+@pytest.mark.parametrize(("kind", "width", "part"), [("Q4_0", 4096, 256), ("Q5_0", 12032, 256), ("Q4_0", 2880, 64)])
+@pytest.mark.parametrize("matrix", [False, True], ids=["", "with a matrix"])
+def test_a_part_of_a_long_row(kind: str, width: int, part: int, matrix: bool, tmp_path: Path) -> None:
+    """Zeros in a few of its weights are less than a row may be off. With an importance matrix a part of a right row can
+    be as far off, so that parts are not judged."""
+    found, weight = [], np.random.default_rng(0).standard_normal((3, width), np.float32)
+    rows = quants.quantize(weight, GGMLQuantizationType[kind])
+    for name in ("right", "wrong"):
+        writer = GGUFWriter(str(tmp_path / f"{name}.gguf"), "llama")
+        writer.add_tensor(FULL, rows.copy(), raw_dtype=GGMLQuantizationType[kind])
+        if matrix:
+            writer.add_string("quantize.imatrix.file", "imatrix.gguf")
+        finish(writer)
+        found += judged(read_gguf(tmp_path / f"{name}.gguf"), (FULL, weight))
+        rows[1, -rows.shape[1] * part // width :] = 0
+    assert [check.verdict for check in found] == ["pass", "pass" if matrix else "fail"], found
+    assert matrix or f"row 1 is 1 of its length off from weight {width - part} on" in found[1].detail
 
 
 def test_files_that_are_compared_at_once_are_judged_as_each_alone(tmp_path: Path) -> None:

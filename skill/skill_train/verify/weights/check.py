@@ -25,7 +25,7 @@ from skill_train.verify.check import first_few
 from skill_train.verify.weights.arrangements import as_in_model, one_more
 from skill_train.verify.weights.further_layers import further_weights
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
-from skill_train.verify.weights.rows import ENOUGH_OF_CHANGE, ChangeSums, Rows, errors, wrong_length
+from skill_train.verify.weights.rows import ENOUGH_OF_CHANGE, ChangeSums, Rows, errors, wrong_length, wrong_part
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
@@ -241,6 +241,7 @@ class _TensorComparison:
         self.place, self.tuned, self.tensor = place, tuned, gguf.tensors[place.tensor]
         self.shape = count, self.tensor.shape[0]
         self.read = weights_of(gguf, self.tensor)
+        self.weighed = "quantize.imatrix.file" in gguf.metadata
         self.computed = place.arrange is one_more or place.source.endswith(".A_log")
         self.worst, self.fault, self.sums = 0.0, "", ChangeSums()
 
@@ -257,6 +258,9 @@ class _TensorComparison:
             row = int(wrong.argmax())
             detail = f"row {first + row} is {error[row]:.2g} of its length off, more than {kind} may be"
             self.fault = f"{self.tensor.name} is not {self.place.source}: {detail}"
+        if not self.fault and not self.weighed and (part := wrong_part(kind, off, rows)) is not None:
+            detail = f"row {first + part[0]} is {part[2]:.2g} of its length off from weight {part[1]} on"
+            self.fault = f"{self.tensor.name} is not {self.place.source}: {detail}, more than {kind} may be"
         length = None if self.fault else wrong_length(kind, start, off, rows)
         if length is not None:
             self.fault = f"{self.tensor.name} is {length:.3g} times {self.place.source}"

@@ -42,6 +42,7 @@ _LEAST_OF_OTHERS = 2**-25 * 4096
 # error (MXFP4; others 4.2), for weights with heavy tails and outliers, and importances from 1 to 1e6.
 _OFF, _SHORTER, _SIGMAS = 0.01, 6.0, 6.0
 _ENOUGH = 1 << 16  # weights of the last rows of a tensor
+_PART, _SHORTEST_PART = 256, 64  # weights of a row that are compared apart: a block of K-quants, or 8 of other types
 
 # For the share of the adapter's change in the file. A coarse type makes weights shorter: its squared error is added.
 _TOLERANCE = 0.25
@@ -83,6 +84,12 @@ class Rows:
 
         lengths: np.ndarray = np.maximum(np.sqrt(self.squares), np.finfo(np.float32).tiny)
         return lengths
+
+    @cached_property
+    def parts(self) -> Rows:
+        """Equal parts of the rows, one after the other. Of a length without small enough divisors, the rows."""
+        width = math.gcd(self.values.shape[1], _PART)
+        return Rows(self.values.reshape(-1, width)) if width >= _SHORTEST_PART else self
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -166,6 +173,24 @@ def errors(kind: str, off: np.ndarray, rows: Rows, *, tuned: bool, computed: boo
         beyond = np.abs(off)
         beyond -= most
         return distances, ~(beyond.max(axis=1) <= of_row)
+
+
+def wrong_part(kind: str, off: np.ndarray, rows: Rows) -> tuple[int, int, float] | None:
+    """The first part of a row that is further off than a row may be: the row, the part's first weight, and its error;
+    None if there is none. A few blocks of zeros are less than a long row may be off.
+
+    It is for quantized types of 4 bits and more, and for files without an importance matrix: other right parts may be
+    as far off (measured: Q2_K 1.0 of normal weights with columns of log-normal size, Q4_K 0.35 with importances).
+    """
+    if kind in _FLOATS or row_bound(kind) > _ROW_ERROR["Q4"]:
+        return None
+    parts = rows.parts
+    width, distances = parts.values.shape[1], row_errors(off.reshape(parts.values.shape), parts)
+    wrong = ~(distances <= row_bounds(kind, parts))
+    if not wrong.any():
+        return None
+    first = int(wrong.argmax())
+    return *divmod(first * width, rows.values.shape[1]), float(distances[first])
 
 
 def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | None:
