@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,14 @@ def test_a_recipe_without_model_or_data_is_refused(key: str) -> None:
     error = _refused({k: v for k, v in LEAST.items() if k != key})
     assert (error.code, error.exit_code) == ("bad_recipe", 2)
     assert key in error.message
+
+
+@pytest.mark.parametrize("key", ["model", "data", "revision", "hub_model_id"])
+def test_a_null_character_is_refused(tmp_path: Path, key: str) -> None:
+    """YAML writes it as \\0, and no path may contain it."""
+    with pytest.raises(UsageError) as refused:
+        _load(tmp_path, "".join(f"{name}: {json.dumps(value)}\n" for name, value in (LEAST | {key: "a\0b"}).items()))
+    assert (refused.value.code, refused.value.got) == ("bad_recipe", "'a\\x00b'") and key in refused.value.message
 
 
 @pytest.mark.parametrize("text", ["[a list]", "just words", "", "model: [unclosed"])

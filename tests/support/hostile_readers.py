@@ -152,7 +152,7 @@ def _with_companions(folder: Path) -> None:
     companions.copy_companions(folder, other, part, lambda code, said: None)
     companions.copy_companions(other, folder, folder.with_name("part-2"), lambda code, said: None)
     companions.write_config(folder, part, {"vocab_size": 9, "new": config.get("vocab_size")}, "bfloat16")
-    new_tokens.require_rows(folder, folder, 9, trained_whole=False)
+    new_tokens.require_rows(folder, folder, 9, trained_whole=False, fewer=False)
     companions.model_digests(folder)
 
 

@@ -192,6 +192,8 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
     for key, value in values.items():
         if holds_token(value):
             raise pasted(f"the recipe's {key}", "a recipe, which is kept and shared, without a token")
+        if isinstance(value, str) and "\0" in value:
+            raise bad_recipe(f"{key} contains a null character", got=repr(value)[:200], hint="remove it from the text")
         if key not in FIELDS:
             raise bad_recipe(
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
@@ -324,10 +326,9 @@ def _check_pictures(recipe: Recipe) -> None:
 
 def _check_choices(recipe: Recipe) -> None:
     choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
-    choices["finetuning_type"] = TUNINGS
-    choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS, "preprocess": PREPROCESS}
-    if recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT:
-        choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT)
+    choices |= {"finetuning_type": TUNINGS, "score": SCORES, "report_to": REPORT_TO, "preprocess": PREPROCESS}
+    of_4_bit = recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT
+    choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT) if of_4_bit else OPTIMIZERS
     for key, allowed in choices.items():
         value = getattr(recipe, key)
         if value is not None and value not in allowed:
