@@ -15,7 +15,7 @@ from command_child import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
-STEPS = 200
+STEPS = 60
 
 
 @pytest.mark.parametrize("at", [pytest.param("loading the model", marks=pytest.mark.torture), "training: "])

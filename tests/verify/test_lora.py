@@ -102,6 +102,7 @@ def test_a_rank_stabilised_adapter_and_one_on_few_modules_pass(tmp_path: Path) -
     assert proof(file, base, adapter).verdict == "pass"
 
 
+@pytest.mark.torture
 def test_an_adapter_of_the_text_of_a_vision_model_is_compared(tmp_path: Path) -> None:
     """As of Qwen3.5, whose text transformers loads alone and by shorter names than the checkpoint has."""
     model = Path(shutil.copytree(tiny_families.folder("qwen35"), tmp_path / "model"))

@@ -91,7 +91,7 @@ def media_error(
             got=got,
             hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
         )
-    hint = f"{_VISION}, or use a dataset of text"
+    hint = _VISION + ", or use a dataset of text"
     if detected is not None:
         hint = columns_alone(detected)
     return UsageError(
