@@ -95,7 +95,7 @@ def test_the_plan_names_the_run_that_proves_it() -> None:
     assert plan["where"] == "local" and plan["blockers"] == []
     assert memory["high"] > usable
     said = {reason["rule"]: reason["because"] for reason in plan["reasons"]}
-    for rule in ("memory", "batch"):
+    for rule in ("memory", "batch", "gradient_checkpointing"):
         assert said[rule].endswith("GB by what was published of LLaMA-Factory 7B LoRA 4x1024"), said[rule]
     small = decided("qwen2.5-0.5b", "rtx_4090")
     assert not any("published" in reason["because"] for reason in small["reasons"] if reason["rule"] == "batch")

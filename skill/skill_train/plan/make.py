@@ -215,7 +215,8 @@ def _why_checkpointing(place: Candidate) -> str:
     if memory is None or usable is None:
         return "the needed or the usable memory is unknown, so this is the safe choice"
     how = "with" if place.fit.step.checkpointing else "without"
-    return f"up to {gigabytes(memory.high, 2)} {how} it, {gigabytes(usable)} usable"
+    why = f"up to {gigabytes(memory.high, 2)} {how} it by the estimate, {gigabytes(usable)} usable"
+    return why if place.fit.proof is None else f"{why}; {place.fit.proof}"
 
 
 def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> ResolvedRecipe:
