@@ -104,8 +104,8 @@ def test_layers_that_a_config_only_counts(family: str, tmp_path: Path) -> None:
     assert gguf.of_architecture("block_count") == config["num_hidden_layers"] == 2
     llama_cpp.Llama(str(gguf.path), n_ctx=64, verbose=False).close()
     assert check_metadata(gguf, config).verdict == "pass"
-    counted = {
-        f"{gguf.architecture}.{key}": number for key, number in (("block_count", 3), ("nextn_predict_layers", 1))
-    }
-    check = check_metadata(replace(gguf, metadata=gguf.metadata | counted), config)
+    none = replace(gguf, metadata=gguf.metadata | {f"{gguf.architecture}.nextn_predict_layers": 0})
+    assert check_metadata(none, config).verdict == "pass"
+    layers = replace(none, tensors=none.tensors | {"blk.2.attn_norm.weight": none.tensors["blk.1.attn_norm.weight"]})
+    check = check_metadata(layers, config)
     assert check.verdict == "fail" and "nextn_predict_layers" in check.detail

@@ -172,8 +172,8 @@ def _layers(config: Stated, gguf: GgufFile) -> Any:
 
 def _further(config: Stated, gguf: GgufFile) -> Any:
     """The layers that predict further tokens. llama.cpp answers without them, so a file may leave them out."""
-    layers = config("num_hidden_layers")
-    if layers and not any(name.startswith(f"blk.{layers}.") for name in gguf.tensors):
+    layers, written = config("num_hidden_layers"), gguf.of_architecture("nextn_predict_layers")
+    if written == 0 and not any(name.startswith(f"blk.{layers}.") for name in gguf.tensors):
         return 0
     return config("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
