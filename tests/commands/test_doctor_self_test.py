@@ -55,7 +55,7 @@ def test_a_full_disk_ends_the_self_test_at_the_stage_that_meets_it() -> None:
             subprocess.run(["umount", folder], check=True)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (3, "no_disk")
-    assert error["hint"].startswith("skill-train demo") and folder not in error["hint"]
+    assert error["hint"].endswith(": skill-train demo") and folder not in error["hint"]
     assert _figures(done)["stages"][-1] == {"stage": "train", "verdict": "fail"}
 
 

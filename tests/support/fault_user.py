@@ -98,7 +98,9 @@ class User:
         if code in _SO:
             wanted = [each for each in told if each[0] in ("resume", "cancel", "submit", "status")]
             hint = answer["error"]["hint"]
-            return wanted[0] if wanted else shlex.split(hint)[1:] if hint.startswith("skill-train ") else words
+            if not wanted and hint.startswith("skill-train "):
+                wanted = [self._with_limit(shlex.split(hint)[1:])]
+            return wanted[0] if wanted else words
         self._troubles += 1
         if done.code == 4 or self._troubles > 1:
             self.hub.faults._requests.clear()
