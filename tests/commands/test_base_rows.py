@@ -12,6 +12,8 @@ import shared_runs
 from one_command import answered
 from skill_train.commands.push import PushOptions, gathered
 from skill_train.core.console import Console
+from skill_train.plan.ancestry import known_to_file
+from skill_train.run.folder import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,12 @@ def test_held_out_rows_that_the_run_of_another_file_was_trained_on_are_counted(t
     edit(other / "plan.json", "fingerprints", "data", "other")
     unknown = f"{other} has other data, so whether it trained on 1 of the {len(lines)} held-out rows is not known"
     assert [each.startswith(unknown) for each in told(*evaluate, code="file_trained")] == [True]
+    twice = [json.dumps(json.loads(lines[0]) | {"row": 7000 + number}) for number in range(2)]
+    kept = (first / "held_out.jsonl").read_text()
+    (first / "held_out.jsonl").write_text("".join(f"{line}\n" for line in twice))  # equal rows are two rows
+    both = f"{other} has other data, so whether it trained on 2 of"
+    assert [each.startswith(both) for each in known_to_file(RunDir(first), file)] == [True]
+    (first / "held_out.jsonl").write_text(kept)
     moved = [json.dumps(json.loads(line) | {"row": 7000 + number}) for number, line in enumerate(lines)]
     (other / "held_out.jsonl").write_text("".join(f"{line}\n" for line in moved))
     edit(other / "train.json", "data", "held_out_rows", len(lines))

@@ -49,7 +49,8 @@ def _not_held_out(run: RunDir, others: list[RunDir]) -> Iterator[str]:
     for other in others if rows else ():
         training, held_out = other.record("train"), train_record.read_fed_rows(other.held_out)
         same_data = _data_of(plan_record.read(other.plan)) == _data_of(plan)
-        unheld = len(_names(rows, same_data) - _names(held_out, same_data))
+        never_trained = {_name(row, same_data) for row in held_out}
+        unheld = sum(_name(row, same_data) not in never_trained for row in rows)
         if not training.is_file() or len(held_out) != train_record.read(training).data.held_out_rows:
             why, unknown = "lost rows that it held out", len(rows)
         elif not unheld:
@@ -62,9 +63,9 @@ def _not_held_out(run: RunDir, others: list[RunDir]) -> Iterator[str]:
         yield f"{other.path} {why}, so whether it trained on {unknown} of the {len(rows)} held-out rows is not known"
 
 
-def _names(rows: list[FedRow], same_data: bool) -> set[object]:
-    """The rows by their numbers, which count only in the same data; by their tokens otherwise."""
-    return {row["row"] if same_data else tuple(row["input_ids"]) for row in rows}
+def _name(row: FedRow, same_data: bool) -> object:
+    """A row is known by its number in the same data, and by its tokens in other data."""
+    return row["row"] if same_data else tuple(row["input_ids"])
 
 
 def _run_of(folder: Path) -> RunDir | None:
