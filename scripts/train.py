@@ -88,6 +88,7 @@ from importlib.util import find_spec
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
+from traceback import walk_tb
 from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -97,6 +98,9 @@ from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
+CLIENT = ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system", "huggingface_hub.file_download")
+# What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
+UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
 # The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
@@ -202,7 +206,7 @@ def hub_refusal(what: str, error: BaseException) -> Refused | None:
     names = {each.__name__ for each in type(error).__mro__}
     status = error.response.status_code if "HfHubHTTPError" in names else None  # type: ignore[attr-defined]
     away = "LocalEntryNotFoundError" in names or type(error) is ConnectionError
-    away = away or type(error).__module__.split(".")[0] in NETWORK
+    away = away or type(error).__module__.split(".")[0] in NETWORK or is_garbled(error)
     gone = names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "DatasetNotFoundError"}
     gated = "GatedRepoError" in names or (bool(gone) and "is a gated dataset" in str(error))
     if gated or status in (401, 403):
@@ -220,16 +224,30 @@ def hub_refusal(what: str, error: BaseException) -> Refused | None:
     return Refused(f"{what} {fault}", code=code, exit_code=exit_code, expected=expected, got=got, hint=hint)
 
 
+def is_garbled(error: BaseException) -> bool:
+    """Whether huggingface_hub could not read an answer, or a file came with another size than the Hub announced."""
+    invalid = type(error).__name__ == "HFValidationError"  # the name of a repository, before a request
+    in_client = isinstance(error, UNREAD) and not invalid and raised_in(error, CLIENT)
+    return in_client or str(error).startswith("Consistency check failed")  # its own words
+
+
+def raised_in(error: BaseException, modules: tuple[str, ...]) -> bool:
+    """Whether the error came through a module whose name begins so."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith(modules) for name in names)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
+    """The error and its causes, also those that a library hides: transformers and datasets raise another error where
+    the network failed."""
     while error is not None:
         yield error
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -7737,9 +7755,8 @@ def hub_repository(plan: Plan) -> str | None:
 
 def hub() -> Any:
     """The client of the Hub, without progress bars and with a time limit for each request."""
-    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils._http import default_client_factory
 
     if get_token() is None:
         raise Refused(
@@ -7748,17 +7765,33 @@ def hub() -> Any:
             exit_code=EXIT_NO_ACCESS,
             expected="HF_TOKEN among the secrets of the job",
         )
+    limit_requests()
+    disable_progress_bars()
+    return HfApi()
+
+
+def limit_requests() -> None:
+    """Gives every request to the Hub a time limit: a job that waits for ever is paid until its timeout."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
 
     def client() -> Any:
         http_client = default_client_factory()
-        http_client.timeout = REQUEST_SECONDS
         hooks = http_client.event_hooks
-        http_client.event_hooks = {**hooks, "response": [*hooks["response"], stay_here]}
+        http_client.event_hooks = {
+            "request": [*hooks["request"], limit],
+            "response": [*hooks["response"], stay_here],
+        }
         return http_client
 
     set_client_factory(client)
-    disable_progress_bars()
-    return HfApi()
+
+
+def limit(request: Any) -> None:
+    """Limits a request for which huggingface_hub set no limit of its own."""
+    limits = request.extensions["timeout"]
+    named = {name: REQUEST_SECONDS if seconds is None else seconds for name, seconds in limits.items()}
+    request.extensions = {**request.extensions, "timeout": named}
 
 
 def stay_here(response: Any) -> None:
@@ -7784,12 +7817,13 @@ def ask_hub(question: Callable[[], Any], repo: str) -> Any:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    read = (httpx2.HTTPError, OSError, RuntimeError, *UNREAD)
     for pause in (*PAUSES, None):
         try:
             return question()
         except HFValidationError as error:
             raise Refused(f"{repo} is not a valid repository id", code="bad_plan", got=str(error)) from None
-        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+        except read as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if status is not None and status < 500 and status not in (408, 409, 412, 429):
@@ -7841,7 +7875,7 @@ def licence(plan: Plan) -> dict[str, str]:
         return {}
     import httpx2
 
-    with suppress(httpx2.HTTPError, OSError, ValueError):
+    with suppress(httpx2.HTTPError, OSError, *UNREAD):
         card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
         fields = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
         return {key: value for key, value in fields.items() if isinstance(value, str)}
@@ -7979,28 +8013,35 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
 
 
 def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
-    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
+    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None. A child that did
+    not reach the Hub is started again after a pause. What it fetched stays on this disk."""
     plan = layout_that_was_left(plan, bucket)
-    keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
-    for tried in (False, True):
+    keeper, begun, pauses, tried = Keeper(work, bucket, restore(bucket, work)), kills_for_memory(), iter(PAUSES), False
+    while True:
         put_json(work / "plan.json", plan)
+        (work / "train.failed.json").unlink(missing_ok=True)  # of the try before
         with Child(child_command(plan, work, data), plan, work / "train.log") as child:
             while child.running(KEEP_SECONDS):
                 keeper.try_to_keep()
             failure = how_it_failed(child, work)
             keeper.try_to_keep(last=True)
+            away = failure is not None and failure["exit_code"] == EXIT_TEMPORARY and not child.stopped
+            pause = next(pauses, None) if away else None
             smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
-            if smaller is None:
+            if pause is None and smaller is None:
                 try:
                     keep_results(work, bucket, failure)
                 except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
                     tell("note", text=f"the results could not be kept: {error}")
-                break
-        plan = smaller
-        tell("note", text=second_try_message(plan))
-        with suppress(OSError):  # otherwise a later job would run out of memory first too
-            put_json(bucket / SMALLER_PLAN, plan)
-    return failure
+                return failure
+        if pause is not None:
+            tell("note", text=f"the Hub could not be reached; the training starts again in {pause} s")
+            time.sleep(pause)
+        if smaller is not None:
+            plan, tried = smaller, True
+            tell("note", text=second_try_message(plan))
+            with suppress(OSError):  # otherwise a later job would run out of memory first too
+                put_json(bucket / SMALLER_PLAN, plan)
 
 
 def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
@@ -8355,6 +8396,7 @@ def main(argv: list[str]) -> int:
                 if arguments.attended:
                     watch_standard_input(folder)
                 use_data(plan, arguments.data)
+                limit_requests()
                 require_hub_inputs(plan)
                 with in_place(folder):
                     run(plan, folder, resume=arguments.resume)

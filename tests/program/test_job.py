@@ -22,7 +22,7 @@ from huggingface_hub import ModelCard
 
 import tiny
 import training
-from hub_emulator import ALWAYS, Fault, Hub, JobFault
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, Lie
 from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
 from skill_train.cloud.failure_reason import Ending, explain
 from skill_train.machine.training_program import train_program
@@ -37,11 +37,13 @@ PYTHON = sys.executable
 
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
-import sys
+import os, sys
+from pathlib import Path
 from skill_train.machine.training_program import train_program
 from skill_train.program import main
 from skill_train.program.cloud import job, push
-job.KEEP_SECONDS, push.PAUSES, job.PROGRAM = 0.02, (0, 0), train_program()
+job.KEEP_SECONDS, push.PAUSES, job.PAUSES = 0.02, (0, 0), (0,) * 4
+job.PROGRAM = Path(os.environ.get("TEST_PROGRAM", train_program()))
 sys.exit(main.main(sys.argv[1:]))
 """
 
@@ -173,14 +175,9 @@ def test_a_model_that_cannot_be_read_is_explained(
     hub: Hub, tmp_path: Path, fault: Fault | None, files: str, code: str, exit_code: int, first: str
 ) -> None:
     """Without a fault the model is gated. Without its tokenizer_config.json it would be another model."""
-    there = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
-    model = hub.add("model", "me/tiny", there, gated=fault is None)
+    run = _write_on_hub(hub, tmp_path / "run", gated=fault is None)
     if fault is not None:
         hub.faults.add(f"(GET|HEAD) /(api/models/)?me/tiny/{files}", fault, times=ALWAYS)
-    run = _write(tmp_path / "run", hub_model_id="me/tuned")
-    plan = json.loads((run / "plan.json").read_text())
-    plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}
-    (run / "plan.json").write_text(json.dumps(plan))
     environment = hub.environment(tmp_path / "home") | {"SKILL_TRAIN_RUN": "0123456789ab"}  # as a job has it
     process = _start(run, None, "--job", hub=environment, errors=subprocess.STDOUT)
     lines = process.communicate(timeout=200)[0].splitlines()
@@ -188,6 +185,49 @@ def test_a_model_that_cannot_be_read_is_explained(
     ending = Ending("ERROR", f"Job failed with exit code: {exit_code}. Reason: Error", lines=tuple(lines[-60:]))
     story = explain(ending, run="runs/x")
     assert (story.code, story.exit_code, story.next[0]) == (code, exit_code, first), lines
+
+
+def test_a_dropped_connection_costs_no_job(hub: Hub, tmp_path: Path) -> None:
+    """One in each try: transformers reports some as a tokenizer that it cannot load, and datasets as a missing file.
+    One request is never answered."""
+    run = _write_on_hub(hub, tmp_path / "run", max_steps=2)
+    faults = [("me/tiny/.*/config.json", NO_ANSWER), ("me/tiny/.*chat_template.jinja", NO_ANSWER)]
+    faults += [("datasets/me/rows/.*README.md", Fault(520)), ("me/tiny/.*safetensors", Fault(502))]
+    for path, fault in faults:
+        hub.faults.add(f"{'GET' if fault.status == 502 else 'HEAD'} /{path}$", fault)
+    hub.faults.add("GET /api/models/me/tiny/tree/[0-9a-f]+$", Fault(seconds=600))
+    program = tmp_path / "train.py"
+    program.write_text(train_program().read_text().replace("REQUEST_SECONDS = 60.0", "REQUEST_SECONDS = 1.0"))
+    environment = hub.environment(tmp_path / "home") | {"SKILL_TRAIN_RUN": "0123456789ab"}  # as a job has it
+    environment["TEST_PROGRAM"] = str(program)
+    process = _start(run, None, "--job", hub=environment, errors=subprocess.STDOUT)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output
+    events = training.events(output)
+    assert [e["error"]["code"] for e in events if e["event"] == "failed"] == ["hub_unreachable"] * 4
+    assert (len(hub.faults.struck), events[-1]["event"]) == (5, "pushed")
+    assert not (run / "train.failed.json").exists()
+
+
+_COMMIT = """
+import json, train
+train.PAUSES, train.REQUEST_SECONDS = (0,) * 20, 1.0
+plan = {"policy": {"hub_model_id": "me/new"}, "recipe": {"finetuning_type": "lora"}}
+print(json.dumps({"commit": train.commit(plan, {"a.txt": b"a row"}, "x")}))
+"""
+
+
+def test_answers_that_cannot_be_read_are_asked_for_again(hub: Hub, tmp_path: Path) -> None:
+    """Other JSON than the client expects, a page in place of JSON, and no answer at all."""
+    for request in ("POST /api/repos/create", "GET /api/models/me/new", "POST /api/models/me/new/preupload/.*"):
+        for call, body in enumerate((b"[]", b"null", b"7", b"<html>"), start=1):
+            hub.faults.add(f"{request}$", Lie(200, {"Content-Type": "application/json"}, body), call=call)
+        hub.faults.add(f"{request}$", Fault(seconds=600), call=5)
+    environment = hub.environment(tmp_path / "home") | {"PYTHONPATH": str(train_program().parent)}
+    words = [sys.executable, "-c", _COMMIT]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"commit": hub.repositories["model", "me/new"].commit("main")}
+    assert len(hub.faults.struck) == 15 and "Traceback" not in done.stderr
 
 
 def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Path, disk: Path) -> None:
@@ -331,6 +371,20 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
 
 def _write(run: Path, **values: Any) -> Path:
     return training.write_run(run, **{"max_steps": STEPS, **values})
+
+
+def _write_on_hub(hub: Hub, run: Path, *, gated: bool = False, **values: Any) -> Path:
+    """A run whose model and rows are on the Hub."""
+    _write(run, hub_model_id="me/tuned", **values)
+    there = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
+    model = hub.add("model", "me/tiny", there, gated=gated)
+    rows = hub.add("dataset", "me/rows", {"train.jsonl": (run.parent / "rows.jsonl").read_bytes()})
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}
+    plan["recipe"] |= {"data": "me/rows", "data_revision": rows.commit("main")}
+    plan["fingerprints"] = {"model": None, "data": None}
+    (run / "plan.json").write_text(json.dumps(plan))
+    return run
 
 
 def _start(

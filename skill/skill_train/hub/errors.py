@@ -7,19 +7,18 @@ import errno
 import json
 import os
 import re
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
+from skill_train.program.events import UNREAD as UNREAD
+from skill_train.program.events import raised_in
 
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
 _BROKEN = re.compile(r"Data integrity error:")
 _OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # hf_xet's runtime gives no more details
 _SYSTEM = re.compile(r"I/?O [Ee]rror:.*\(os error (\d+)\)")  # also from hf_xet, for a full disk [ran]
-# What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
-UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 GARBLED = "the token contains a character outside of ASCII"
 
 
@@ -73,8 +72,7 @@ def not_understood(resource: HubResource, error: BaseException) -> Temporary:
 
 def in_client(error: BaseException) -> bool:
     """Whether the error occurred while the client read an answer, so that it is not a bug of ours."""
-    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith(("huggingface_hub.", "datasets.", "fsspec.")) for name in names)
+    return raised_in(error, ("huggingface_hub.", "datasets.", "fsspec."))
 
 
 def translated(error: Exception, resource: HubResource) -> Exception:

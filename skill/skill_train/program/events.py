@@ -14,11 +14,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypedDict
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
+CLIENT = ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system", "huggingface_hub.file_download")
+# What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
+UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
 # The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
@@ -124,7 +128,7 @@ def hub_refusal(what: str, error: BaseException) -> Refused | None:
     names = {each.__name__ for each in type(error).__mro__}
     status = error.response.status_code if "HfHubHTTPError" in names else None  # type: ignore[attr-defined]
     away = "LocalEntryNotFoundError" in names or type(error) is ConnectionError
-    away = away or type(error).__module__.split(".")[0] in NETWORK
+    away = away or type(error).__module__.split(".")[0] in NETWORK or is_garbled(error)
     gone = names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "DatasetNotFoundError"}
     gated = "GatedRepoError" in names or (bool(gone) and "is a gated dataset" in str(error))
     if gated or status in (401, 403):
@@ -142,16 +146,30 @@ def hub_refusal(what: str, error: BaseException) -> Refused | None:
     return Refused(f"{what} {fault}", code=code, exit_code=exit_code, expected=expected, got=got, hint=hint)
 
 
+def is_garbled(error: BaseException) -> bool:
+    """Whether huggingface_hub could not read an answer, or a file came with another size than the Hub announced."""
+    invalid = type(error).__name__ == "HFValidationError"  # the name of a repository, before a request
+    in_client = isinstance(error, UNREAD) and not invalid and raised_in(error, CLIENT)
+    return in_client or str(error).startswith("Consistency check failed")  # its own words
+
+
+def raised_in(error: BaseException, modules: tuple[str, ...]) -> bool:
+    """Whether the error came through a module whose name begins so."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith(modules) for name in names)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
+    """The error and its causes, also those that a library hides: transformers and datasets raise another error where
+    the network failed."""
     while error is not None:
         yield error
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
 
 
 def lacks_memory(error: BaseException) -> bool:

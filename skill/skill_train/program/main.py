@@ -58,7 +58,7 @@ from typing import Any, Literal, TypedDict
 from skill_train.program.chat.labels import marked_text, trained_tokens
 from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
 from skill_train.program.cloud.job import run_job
-from skill_train.program.cloud.push import files_of
+from skill_train.program.cloud.push import files_of, limit_requests
 from skill_train.program.encode import Encoder
 from skill_train.program.events import (
     FileDigest,
@@ -157,6 +157,7 @@ def main(argv: list[str]) -> int:
                 if arguments.attended:
                     watch_standard_input(folder)
                 use_data(plan, arguments.data)
+                limit_requests()
                 require_hub_inputs(plan)
                 with in_place(folder):
                     run(plan, folder, resume=arguments.resume)

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from skill_train.program.cloud.file_names import MARKER, PROOF
-from skill_train.program.cloud.push import as_json, commit, files_of, hub_repository, push
+from skill_train.program.cloud.push import PAUSES, as_json, commit, files_of, hub_repository, push
 from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
     EXIT_FAILED,
+    EXIT_TEMPORARY,
     PROGRAM,
     Failure,
     FileDigest,
@@ -93,28 +94,35 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
 
 
 def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
-    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
+    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None. A child that did
+    not reach the Hub is started again after a pause. What it fetched stays on this disk."""
     plan = layout_that_was_left(plan, bucket)
-    keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
-    for tried in (False, True):
+    keeper, begun, pauses, tried = Keeper(work, bucket, restore(bucket, work)), kills_for_memory(), iter(PAUSES), False
+    while True:
         put_json(work / "plan.json", plan)
+        (work / "train.failed.json").unlink(missing_ok=True)  # of the try before
         with Child(child_command(plan, work, data), plan, work / "train.log") as child:
             while child.running(KEEP_SECONDS):
                 keeper.try_to_keep()
             failure = how_it_failed(child, work)
             keeper.try_to_keep(last=True)
+            away = failure is not None and failure["exit_code"] == EXIT_TEMPORARY and not child.stopped
+            pause = next(pauses, None) if away else None
             smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
-            if smaller is None:
+            if pause is None and smaller is None:
                 try:
                     keep_results(work, bucket, failure)
                 except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
                     tell("note", text=f"the results could not be kept: {error}")
-                break
-        plan = smaller
-        tell("note", text=second_try_message(plan))
-        with suppress(OSError):  # otherwise a later job would run out of memory first too
-            put_json(bucket / SMALLER_PLAN, plan)
-    return failure
+                return failure
+        if pause is not None:
+            tell("note", text=f"the Hub could not be reached; the training starts again in {pause} s")
+            time.sleep(pause)
+        if smaller is not None:
+            plan, tried = smaller, True
+            tell("note", text=second_try_message(plan))
+            with suppress(OSError):  # otherwise a later job would run out of memory first too
+                put_json(bucket / SMALLER_PLAN, plan)
 
 
 def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:

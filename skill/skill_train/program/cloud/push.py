@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skill_train.program.cloud.file_names import PROOF, result_names, without_rows
-from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
+from skill_train.program.events import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_FAILED,
+    EXIT_NO_ACCESS,
+    EXIT_TEMPORARY,
+    UNREAD,
+    Refused,
+    tell,
+)
 from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import Plan, Recipe
 
@@ -90,9 +98,8 @@ def hub_repository(plan: Plan) -> str | None:
 
 def hub() -> Any:
     """The client of the Hub, without progress bars and with a time limit for each request."""
-    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils._http import default_client_factory
 
     if get_token() is None:
         raise Refused(
@@ -101,17 +108,33 @@ def hub() -> Any:
             exit_code=EXIT_NO_ACCESS,
             expected="HF_TOKEN among the secrets of the job",
         )
+    limit_requests()
+    disable_progress_bars()
+    return HfApi()
+
+
+def limit_requests() -> None:
+    """Gives every request to the Hub a time limit: a job that waits for ever is paid until its timeout."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
 
     def client() -> Any:
         http_client = default_client_factory()
-        http_client.timeout = REQUEST_SECONDS
         hooks = http_client.event_hooks
-        http_client.event_hooks = {**hooks, "response": [*hooks["response"], stay_here]}
+        http_client.event_hooks = {
+            "request": [*hooks["request"], limit],
+            "response": [*hooks["response"], stay_here],
+        }
         return http_client
 
     set_client_factory(client)
-    disable_progress_bars()
-    return HfApi()
+
+
+def limit(request: Any) -> None:
+    """Limits a request for which huggingface_hub set no limit of its own."""
+    limits = request.extensions["timeout"]
+    named = {name: REQUEST_SECONDS if seconds is None else seconds for name, seconds in limits.items()}
+    request.extensions = {**request.extensions, "timeout": named}
 
 
 def stay_here(response: Any) -> None:
@@ -137,12 +160,13 @@ def ask_hub(question: Callable[[], Any], repo: str) -> Any:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    read = (httpx2.HTTPError, OSError, RuntimeError, *UNREAD)
     for pause in (*PAUSES, None):
         try:
             return question()
         except HFValidationError as error:
             raise Refused(f"{repo} is not a valid repository id", code="bad_plan", got=str(error)) from None
-        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+        except read as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if status is not None and status < 500 and status not in (408, 409, 412, 429):
@@ -194,7 +218,7 @@ def licence(plan: Plan) -> dict[str, str]:
         return {}
     import httpx2
 
-    with suppress(httpx2.HTTPError, OSError, ValueError):
+    with suppress(httpx2.HTTPError, OSError, *UNREAD):
         card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
         fields = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
         return {key: value for key, value in fields.items() if isinstance(value, str)}
