@@ -856,6 +856,19 @@ def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
     assert done.answer["next"] == [f"skill-train pull {cloud.run.path}"]
 
 
+def test_a_finished_run_whose_job_the_hub_forgot_is_not_paid_for_again(cloud: Cloud) -> None:
+    """Jobs are deleted, by hand or in time. The record of the run says how this one ended."""
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    cloud_runs.wait_for(job)
+    assert cloud.on("pull").code == 0
+    cloud.hub.jobs.all.clear()
+    for words in (("wait",), ("status",), ("resume",), ("resume", "--yes")):
+        done = cloud.on(*words)
+        assert (done.code, done.answer["next"]) == (0, [f"skill-train pull {cloud.run.path}"]), words
+    assert (cloud.on("pull").code, cloud.hub.jobs.all) == (0, [])
+
+
 def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
     """Also from its last step: what is left is to keep the result."""
     cloud.keep(cloud_runs.checkpoint(10) | {"metrics.jsonl": cloud_runs.metrics(10)})

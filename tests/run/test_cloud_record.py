@@ -78,6 +78,9 @@ def test_a_job_that_started_takes_the_place_of_the_one_that_was_asked_for() -> N
         {"jobs": [msgspec.to_builtins(JOB) | {"state": "started"}]},
         {"jobs": [msgspec.to_builtins(JOB) | {"asked_at": "yesterday"}]},
         {"jobs": [msgspec.to_builtins(JOB) | {"created_at": "2026-99-21T10:00:00Z"}]},
+        {"jobs": [msgspec.to_builtins(JOB) | {"state": "started", "job_id": "../../models/me/x"}]},
+        {"namespace": "me/../you"},
+        {"namespace": ".."},
         {"more": 1},
         {"jobs": {}},
         {"hub_model_id": None},
@@ -90,6 +93,17 @@ def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None
     with pytest.raises(UsageError) as caught:
         read(RunDir(tmp_path))
     assert caught.value.code == "broken_record"
+
+
+def test_a_torn_file_is_no_loss_of_its_jobs(tmp_path: Path) -> None:
+    """`pull` of the folder, which other records are fetched with, reads this very file."""
+    file = tmp_path / "cloud.json"
+    write(RunDir(tmp_path), RECORD)
+    file.write_text(file.read_text()[:200])
+    with pytest.raises(UsageError) as caught:
+        read(RunDir(tmp_path))
+    assert caught.value.code == "broken_record" and "is not JSON" in caught.value.got
+    assert "skill-train pull JOB --run-dir" in caught.value.hint
 
 
 def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ def _sent_before(run: RunDir, record: CloudRecord) -> Sent | None:
 
 
 def _stage(record: CloudRecord) -> str:
-    """The stage of the newest job; DELETED if the Hub does not have it any more."""
-    now = find_run.newest_job(record)
-    return now.stage if now else "DELETED"
+    """The stage of the newest job. If the Hub does not have it any more: its recorded end, or DELETED."""
+    now, job = find_run.newest_job(record), record.last_begun
+    return now.stage if now else (job and job.stage) or "DELETED"
 
 
 def _same_plan(order: Order) -> Job | None:

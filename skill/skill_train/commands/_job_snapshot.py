@@ -119,7 +119,8 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
         in_time: answer early rather than completely: no log is read, and a bucket that does not answer is left out.
     """
     now, there = cloud.now, _peeked(cloud, console, in_time=in_time)
-    failed = not now.live and now.stage != "COMPLETED"
+    completed = "COMPLETED" in (now.stage, cloud.job.stage)  # recorded, of a job that the Hub does not have any more
+    failed = not now.live and not completed
     text, modified = there.texts.get("metrics.jsonl", ("", None))
     lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text and not in_time) else []
     others = {job.job_id for job in cloud.record.jobs} - {now.id}

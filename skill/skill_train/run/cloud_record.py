@@ -29,6 +29,7 @@ ELSEWHERE = ("colab", "skypilot")  # backends whose runs have no record here
 _NEEDED = {"schema", "backend", "data", "jobs"}  # keys that a file must have, although the class has defaults
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z")]  # becomes a part of an address of the Hub
 
 
 class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +43,7 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked_at: str
     usd_per_hour: Number | None = None  # price of the flavor when the job was requested; None if unknown
     # job_id, url, created_at: None while the job is starting
-    job_id: str | None = None
+    job_id: Name | None = None
     url: str | None = None
     created_at: str | None = None
     max_cost: Number | None = None  # dollars that the job may cost; None without a limit
@@ -86,7 +87,7 @@ class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
     run_id: RunId  # also in the labels of each job of the run
     plan_hash: PlanHash  # the result of the function `plan_hash`
-    namespace: str
+    namespace: Name
     hub_model_id: str
     # bucket, folder: where the program, the plan and the stored files of the run are; None before the first job
     bucket: str | None = None
@@ -150,7 +151,10 @@ def read(run: RunDir) -> CloudRecord | None:
     path = record_path(run)
     if not path.is_file():
         return None
-    document = read_json(path)
+    try:
+        document = read_json(path)
+    except UsageError as error:
+        raise _broken(path, error.message) from None
     if isinstance(document, dict) and (missing := _NEEDED - document.keys()):
         raise _broken(path, f"no {', '.join(sorted(missing))}")
     try:
@@ -174,7 +178,7 @@ def _broken(path: Path, got: str) -> UsageError:
         code="broken_record",
         expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
         got=got,
-        hint="restore the file; hf jobs ps -a lists your jobs",
+        hint="restore the file, or fetch the run anew: hf jobs ps -a names its job, skill-train pull JOB --run-dir NEW",
     )
 
 
