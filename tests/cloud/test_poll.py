@@ -254,6 +254,27 @@ def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     assert len(cloud.hub.faults.struck) == 3
 
 
+def test_a_log_that_begins_anew_is_shown_whole_at_its_end(cloud: Cloud) -> None:
+    """The machine of a job was lost and the job started again: its log is shorter than what was shown."""
+    job = cloud.start("import time\nfor n in range(8): print('old', n, flush=True)\ntime.sleep(60)")
+    wait_until(lambda: "old 7" in job.lines, 20)
+    cloud.hub.faults.add(LOGS, Fault(cut=6))
+    cloud.hub.faults.add(LOGS, faults.BAD_GATEWAY, call=2)
+
+    def start_again() -> None:
+        wait_until(lambda: len(cloud.hub.faults.struck) == 2, 20)
+        job.events.clear()
+        for line in ("new 0", "new 1"):
+            job.say(line)
+        job.cancelled.set()
+
+    restart = threading.Thread(target=start_again)
+    restart.start()
+    done = cloud.on("logs", "--follow")
+    restart.join()
+    assert done.data["lines"] == [*(f"old {n}" for n in range(5)), "new 0", "new 1"]
+
+
 def test_the_end_of_a_log(cloud: Cloud) -> None:
     cloud_runs.wait_for(cloud.start(TWELVE))
     assert cloud.on("logs", "--tail", "2").data["lines"] == ALL[-2:]

@@ -6,7 +6,6 @@ rate limits, 2026-08).
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -122,6 +121,7 @@ def lines(record: CloudRecord, job_id: str, *, skip: int = 0) -> Iterator[str]:
 
     Every connection begins again with the first line, so the lines are counted. If a stream is cut after the end of
     the job, huggingface_hub 2.4 leaves the rest out without an error. So the whole log is read once more at the end.
+    A log that is shorter then began anew, such as on another machine, and all of it is shown.
 
     Args:
         skip: the number of lines that the caller already has.
@@ -132,12 +132,17 @@ def lines(record: CloudRecord, job_id: str, *, skip: int = 0) -> Iterator[str]:
     patience, ended = Patience(OUTAGE_SECONDS), False
     while True:
         try:
-            for line in itertools.islice(_log(record, job_id, follow=not ended), skip, None):
-                skip += 1
-                patience.well()
-                yield line
-            if ended:
+            count = 0
+            for count, line in enumerate(_log(record, job_id, follow=not ended), start=1):
+                if count > skip:
+                    skip = count
+                    patience.well()
+                    yield line
+            if ended and count >= skip:
                 return
+            if ended:
+                skip = 0
+                continue
             time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
             now = job_now(record, job_id, seconds=0.0)  # this function has its own patience
             if now is None:
