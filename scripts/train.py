@@ -854,6 +854,22 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return broken_model(f"{folder / INDEX} does not match the weights in this folder", expected, got)
 
 
+def require_announced(path: Path, sha256: str | None = None) -> None:
+    """Refuses a file in the cache of the Hub with other bytes than the Hub announced: its client checks their number
+    only, and names a file of LFS by its SHA-256. `sha256` is that of the bytes, where it is known."""
+    blob = path.resolve()
+    announced = re.search(r"/(model|dataset)s--[^/]+/blobs/([0-9a-f]{64})$", blob.as_posix())
+    if announced is None or (found := sha256 or file_digest(blob)["sha256"]) == announced[2]:
+        return
+    raise Refused(
+        f"{blob} has other bytes than the Hub announced",
+        code="broken_model" if announced[1] == "model" else "unreadable_dataset",
+        expected=f"sha256 {announced[2]}, by the name of the file",
+        got=f"sha256 {found}",
+        hint=f"run the same command again, which downloads the file anew, after: rm {shlex.quote(str(blob))}",
+    )
+
+
 def model_file(model: str, revision: str | None, name: str) -> str | None:
     """The path of one file of a model, which is fetched if needed; None if the model does not have it."""
     from transformers.utils import cached_file
@@ -2950,8 +2966,9 @@ def bring_files(file: HubFile, names: Iterable[str]) -> None:
 
 
 def brought_file(file: HubFile) -> Path:
-    """The file of rows in the cache."""
+    """The file of rows in the cache, with the bytes that the Hub announced."""
     bring_files(file, [file.name])
+    require_announced(file.root / file.name)
     return file.root / file.name
 
 
@@ -4815,7 +4832,7 @@ def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -
     return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
 
 
-TABLE_ON_HUB = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<file>.+\.[ct]sv)")
+FILE_ON_HUB = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<file>.+)")
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -4896,27 +4913,26 @@ def saved_parts(folder: Path) -> list[Path]:
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
-    tables = tables_of(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
-    if tables and SLICE.fullmatch(split):
-        yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
+    files = files_of_split(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
+    # Of tables, `datasets` would make numbers of texts, and nothing of `NA`.
+    if files and all(file.name.endswith(TABLE_FILES) for file in files) and SLICE.fullmatch(split):
+        yield from iter_slice((row for file in files for row in iter_hub_file(hub_file(*file), "train")), split)
         return
     # On disk, because the name of the folder is the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
+    for path in (file.root / file.name for file in files):
+        if path.is_file():
+            require_announced(path)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
-def tables_of(builder: Any, split: str) -> list[HubFile]:
-    """The files of a split, if all are .csv or .tsv: `datasets` would make numbers of texts, and nothing of `NA`."""
-    found = list[HubFile]()
-    for url in (builder.config.data_files or {}).get(split, []):
-        match = TABLE_ON_HUB.fullmatch(str(url))
-        if match is None:
-            return []
-        found.append(hub_file(match["name"], match["commit"], match["file"]))
-    return found
+def files_of_split(builder: Any, split: str) -> list[HubFile]:
+    """The files of a split; empty unless all of them lie in one commit of a dataset on the Hub."""
+    matches = [FILE_ON_HUB.fullmatch(str(url)) for url in (builder.config.data_files or {}).get(split, [])]
+    return [] if None in matches else [HubFile(*match.group("name", "commit", "file")) for match in matches if match]
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
@@ -5116,6 +5132,8 @@ def check_base(model: str, revision: str | None) -> None:
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, paths):
         check_files(Path(file).parent)
+        for path in (path for kind in BESIDE_WEIGHTS for path in Path(file).parent.glob(kind)):
+            require_announced(path)
         if Path(file).name == INDEX:
             weight_map(Path(file))
     return None
@@ -6314,19 +6332,14 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name. Refuses a file with other bytes
-    than the Hub announced: its client checks their number only, and names a file in its cache by its SHA-256."""
+    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
     paths = weight_files(first.parent) if first is not None else []
     digests = {path: file_digest(path) for path in paths if path.is_file()}
-    for blob, digest in ((path.resolve(), digest) for path, digest in digests.items()):
-        announced = re.search(r"/models--[^/]+/blobs/([0-9a-f]{64})$", blob.as_posix())
-        if announced and announced[1] != digest["sha256"]:
-            again = f"run the same command again, which downloads the file anew, after: rm {shlex.quote(str(blob))}"
-            words, got = f"{blob} has other bytes than the Hub announced", f"sha256 {digest['sha256']}"
-            raise broken_model(words, f"sha256 {announced[1]}, by the name of the file", got, hint=again)
+    for path, digest in digests.items():
+        require_announced(path, digest["sha256"])
     return {path.name: digest for path, digest in digests.items()}
 
 

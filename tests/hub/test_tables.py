@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import fed_runs
 import tiny
 from command_child import Commands
-from hub_emulator import Hub
+from hub_emulator import Hub, Lie
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,32 @@ def test_the_values_of_several_tables_are_those_of_their_files(
     words = ["data", "me/table", "--model", str(tiny.cached("gemma")), "--format", "json"]
     inspected = commands.run(tmp_path, hub.environment(home), *words)
     assert inspected.code == 0 and inspected.data["rows"] == inspected.data["usable_rows"] == 7, inspected.stdout
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_rows_with_other_bytes_than_the_hub_announced_are_refused(
+    desk: tuple[Hub, Commands, Path], tmp_path: Path, name: str
+) -> None:
+    """The client checks their number only. Of a file in LFS the Hub announces the SHA-256."""
+    hub, commands, home = desk
+    lines = "".join(json.dumps({"question": asked, "answer": said}) + "\n" for asked, said in CELLS).encode()
+    content = _table(",") if name.endswith(".csv") else lines
+    repository = hub.add("dataset", "me/table", {name: content})
+    repository.lfs = {name}
+    words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--where", "local"]
+    planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
+    assert planned.code == 0, planned.stdout
+    commit = repository.commit("main")
+    where = f"GET /datasets/me/table/resolve/{commit}/{name}$"
+    hub.faults.add(
+        where, Lie(200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}, content.replace(b"007", b"008"))
+    )
+    [fed] = fed_runs.ask(hub.environment(tmp_path / "home"), tmp_path / "plan.json")
+    assert len(hub.faults.struck) == 1 and fed["message"].endswith("has other bytes than the Hub announced"), fed
+    [fed] = fed_runs.ask(hub.environment(tmp_path / "other"), "--raw", tmp_path / "plan.json")
+    assert fed == [list(cells) for cells in CELLS]
+    hub.faults.clear()
+    hub.faults.struck.clear()
 
 
 def test_a_slice_that_only_datasets_has_is_read_by_it(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:

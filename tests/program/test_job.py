@@ -209,6 +209,21 @@ def test_a_dropped_connection_costs_no_job(hub: Hub, tmp_path: Path) -> None:
     assert not (run / "train.failed.json").exists()
 
 
+def test_a_tokenizer_with_other_bytes_than_the_hub_announced_trains_nothing(hub: Hub, tmp_path: Path) -> None:
+    """As many bytes: the client checks no more. Of a file in LFS the Hub announces the SHA-256."""
+    run = _write_on_hub(hub, tmp_path / "run")
+    model = hub.repositories["model", "me/tiny"]
+    model.lfs = {"tokenizer.json"}
+    content = model.files["tokenizer.json"]
+    hub.faults.add("GET /me/tiny/.*/tokenizer.json$", Lie(200, {}, content.replace(b'"version"', b'"vexsion"', 1)))
+    environment = hub.environment(tmp_path / "home") | {"SKILL_TRAIN_RUN": "0123456789ab"}
+    process = _start(run, None, "--job", hub=environment, errors=subprocess.STDOUT)
+    output = process.communicate(timeout=200)[0]
+    [failed] = [e for e in training.events(output) if e["event"] == "failed"]
+    assert (process.returncode, failed["error"]["code"], len(hub.faults.struck)) == (2, "broken_model", 1), output
+    assert failed["error"]["message"].endswith("has other bytes than the Hub announced")
+
+
 _COMMIT = """
 import json, train
 train.PAUSES, train.REQUEST_SECONDS = (0,) * 20, 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -15,7 +14,7 @@ from typing import Any
 from skill_train.program.chat.labels import IGNORED
 from skill_train.program.events import EXIT_FAILED, FileDigest, Refused, event, file_digest, readable
 from skill_train.program.folders.base import config_with
-from skill_train.program.model_files import INDEX, SINGLE, broken_model, model_file, weight_files
+from skill_train.program.model_files import INDEX, SINGLE, model_file, require_announced, weight_files
 from skill_train.program.pictures.parts import vision_part
 from skill_train.program.plan import LOGITS_AT_ONCE, Placement, Recipe
 from skill_train.program.split import Data
@@ -238,19 +237,14 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
-    """The digests of the files from which `load_model` has read the weights, by name. Refuses a file with other bytes
-    than the Hub announced: its client checks their number only, and names a file in its cache by its SHA-256."""
+    """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
     files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
     first = next((Path(file) for file in files if file is not None), None)
     paths = weight_files(first.parent) if first is not None else []
     digests = {path: file_digest(path) for path in paths if path.is_file()}
-    for blob, digest in ((path.resolve(), digest) for path, digest in digests.items()):
-        announced = re.search(r"/models--[^/]+/blobs/([0-9a-f]{64})$", blob.as_posix())
-        if announced and announced[1] != digest["sha256"]:
-            again = f"run the same command again, which downloads the file anew, after: rm {shlex.quote(str(blob))}"
-            words, got = f"{blob} has other bytes than the Hub announced", f"sha256 {digest['sha256']}"
-            raise broken_model(words, f"sha256 {announced[1]}, by the name of the file", got, hint=again)
+    for path, digest in digests.items():
+        require_announced(path, digest["sha256"])
     return {path.name: digest for path, digest in digests.items()}
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Container, Iterator
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypedDict
 
-from skill_train.program.events import Refused
+from skill_train.program.events import Refused, file_digest
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # In a model's repository: the files beside its weights, and copies of the weights in other formats.
@@ -419,6 +420,22 @@ def is_plain_name(name: Any) -> bool:
 
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return broken_model(f"{folder / INDEX} does not match the weights in this folder", expected, got)
+
+
+def require_announced(path: Path, sha256: str | None = None) -> None:
+    """Refuses a file in the cache of the Hub with other bytes than the Hub announced: its client checks their number
+    only, and names a file of LFS by its SHA-256. `sha256` is that of the bytes, where it is known."""
+    blob = path.resolve()
+    announced = re.search(r"/(model|dataset)s--[^/]+/blobs/([0-9a-f]{64})$", blob.as_posix())
+    if announced is None or (found := sha256 or file_digest(blob)["sha256"]) == announced[2]:
+        return
+    raise Refused(
+        f"{blob} has other bytes than the Hub announced",
+        code="broken_model" if announced[1] == "model" else "unreadable_dataset",
+        expected=f"sha256 {announced[2]}, by the name of the file",
+        got=f"sha256 {found}",
+        hint=f"run the same command again, which downloads the file anew, after: rm {shlex.quote(str(blob))}",
+    )
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:

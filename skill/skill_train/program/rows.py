@@ -25,7 +25,7 @@ from skill_train.program.examples import (
     unreadable,
     with_distinct_keys,
 )
-from skill_train.program.model_files import nodes_in, not_a_file, regular_file
+from skill_train.program.model_files import nodes_in, not_a_file, regular_file, require_announced
 from skill_train.program.parquet import (
     INFO,
     SPLITS,
@@ -353,7 +353,7 @@ def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -
     return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
 
 
-TABLE_ON_HUB = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<file>.+\.[ct]sv)")
+FILE_ON_HUB = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<file>.+)")
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -434,27 +434,26 @@ def saved_parts(folder: Path) -> list[Path]:
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
-    tables = tables_of(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
-    if tables and SLICE.fullmatch(split):
-        yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
+    files = files_of_split(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
+    # Of tables, `datasets` would make numbers of texts, and nothing of `NA`.
+    if files and all(file.name.endswith(TABLE_FILES) for file in files) and SLICE.fullmatch(split):
+        yield from iter_slice((row for file in files for row in iter_hub_file(hub_file(*file), "train")), split)
         return
     # On disk, because the name of the folder is the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
+    for path in (file.root / file.name for file in files):
+        if path.is_file():
+            require_announced(path)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
-def tables_of(builder: Any, split: str) -> list[HubFile]:
-    """The files of a split, if all are .csv or .tsv: `datasets` would make numbers of texts, and nothing of `NA`."""
-    found = list[HubFile]()
-    for url in (builder.config.data_files or {}).get(split, []):
-        match = TABLE_ON_HUB.fullmatch(str(url))
-        if match is None:
-            return []
-        found.append(hub_file(match["name"], match["commit"], match["file"]))
-    return found
+def files_of_split(builder: Any, split: str) -> list[HubFile]:
+    """The files of a split; empty unless all of them lie in one commit of a dataset on the Hub."""
+    matches = [FILE_ON_HUB.fullmatch(str(url)) for url in (builder.config.data_files or {}).get(split, [])]
+    return [] if None in matches else [HubFile(*match.group("name", "commit", "file")) for match in matches if match]
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:

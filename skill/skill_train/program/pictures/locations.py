@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from skill_train.program.events import Refused, hub_refusal
 from skill_train.program.examples import MEDIA_MAGIC, Row, media_in, unreadable
-from skill_train.program.model_files import nodes_in
+from skill_train.program.model_files import nodes_in, require_announced
 from skill_train.program.parquet import SPLITS, STATE
 
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
@@ -144,8 +144,9 @@ def bring_files(file: HubFile, names: Iterable[str]) -> None:
 
 
 def brought_file(file: HubFile) -> Path:
-    """The file of rows in the cache."""
+    """The file of rows in the cache, with the bytes that the Hub announced."""
     bring_files(file, [file.name])
+    require_announced(file.root / file.name)
     return file.root / file.name
 
 

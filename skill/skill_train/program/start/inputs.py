@@ -19,6 +19,7 @@ from skill_train.program.model_files import (
     check_model,
     foreign_json,
     model_file,
+    require_announced,
     weight_map,
 )
 from skill_train.program.plan import TUNED, Placement, Plan, Recipe
@@ -196,6 +197,8 @@ def check_base(model: str, revision: str | None) -> None:
     paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, paths):
         check_files(Path(file).parent)
+        for path in (path for kind in BESIDE_WEIGHTS for path in Path(file).parent.glob(kind)):
+            require_announced(path)
         if Path(file).name == INDEX:
             weight_map(Path(file))
     return None
