@@ -7996,7 +7996,7 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
             work = Path(folder)
             if not fetch_result(bucket, work):
                 start_job(plan, bucket, rehearse=rehearse)
-                failure = train_in_job(plan, data, work, bucket)
+                failure = train_in_job(plan, data, work, bucket, () if rehearse else PAUSES)
                 if failure is not None:
                     return failure["exit_code"]
             if not rehearse:
@@ -8025,11 +8025,13 @@ def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
     tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Failure | None:
+def train_in_job(
+    plan: Plan, data: Path | None, work: Path, bucket: Path, pauses: tuple[int, ...] = PAUSES
+) -> Failure | None:
     """Trains in a child process, and stores its files while it runs. Returns why it failed, or None. A child that did
-    not reach the Hub is started again after a pause. What it fetched stays on this disk."""
+    not reach the Hub is started again after each of the `pauses`. What it fetched stays on this disk."""
     plan = layout_that_was_left(plan, bucket)
-    keeper, begun, pauses, tried = Keeper(work, bucket, restore(bucket, work)), kills_for_memory(), iter(PAUSES), False
+    keeper, begun, left, tried = Keeper(work, bucket, restore(bucket, work)), kills_for_memory(), iter(pauses), False
     while True:
         put_json(work / "plan.json", plan)
         (work / "train.failed.json").unlink(missing_ok=True)  # of the try before
@@ -8039,7 +8041,7 @@ def train_in_job(plan: Plan, data: Path | None, work: Path, bucket: Path) -> Fai
             failure = how_it_failed(child, work)
             keeper.try_to_keep(last=True)
             away = failure is not None and failure["exit_code"] == EXIT_TEMPORARY and not child.stopped
-            pause = next(pauses, None) if away else None
+            pause = next(left, None) if away else None
             smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
             if pause is None and smaller is None:
                 try:

@@ -209,6 +209,16 @@ def test_a_dropped_connection_costs_no_job(hub: Hub, tmp_path: Path) -> None:
     assert not (run / "train.failed.json").exists()
 
 
+def test_a_rehearsal_waits_for_no_hub(hub: Hub, tmp_path: Path) -> None:
+    """It is on the user's machine, and costs nothing."""
+    run = _write_on_hub(hub, tmp_path / "run")
+    hub.faults.add("(GET|HEAD) /(api/models/)?me/tiny/", NO_ANSWER, times=ALWAYS)
+    process = _start(run, None, hub=hub.environment(tmp_path / "home"), errors=subprocess.STDOUT)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 8, output
+    assert [e["event"] for e in training.events(output)].count("failed") == 1
+
+
 def test_a_tokenizer_with_other_bytes_than_the_hub_announced_trains_nothing(hub: Hub, tmp_path: Path) -> None:
     """As many bytes: the client checks no more. Of a file in LFS the Hub announces the SHA-256."""
     run = _write_on_hub(hub, tmp_path / "run")
