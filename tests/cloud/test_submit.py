@@ -817,6 +817,17 @@ def test_a_job_that_was_deleted_is_told_and_can_go_on(hub: Hub, desk: Any, call:
     assert (again["attempt"], again["reused"]) == (2, False)
 
 
+def test_a_job_that_was_deleted_after_its_end_is_done(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    """`status` has recorded the end."""
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].become("COMPLETED")
+    assert _other(desk, here, "status", first["run_dir"]).code == 0
+    hub.jobs.all.clear()
+    done = call(*SAID, "--yes")
+    assert (done.code, done.data["reused"], hub.jobs.all) == (0, True, [])
+    assert done.answer["next"] == [f"skill-train pull {first['run_dir']}"]
+
+
 def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """Its checkpoints were paid for: nothing starts from the first step again, and no other plan takes its place."""
     first = call(*SAID, "--run-dir", "r", "--yes").data
