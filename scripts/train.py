@@ -7790,11 +7790,8 @@ def limit_requests() -> None:
 
     def client() -> Any:
         http_client = default_client_factory()
-        hooks = http_client.event_hooks
-        http_client.event_hooks = {
-            "request": [*hooks["request"], limit],
-            "response": [*hooks["response"], stay_here],
-        }
+        http_client.event_hooks["request"].append(limit)
+        http_client.event_hooks["response"].append(stay_here)
         return http_client
 
     set_client_factory(client)
@@ -7838,7 +7835,7 @@ def ask_hub(question: Callable[[], Any], repo: str) -> Any:
             raise Refused(f"{repo} is not a valid repository id", code="bad_plan", got=str(error)) from None
         except read as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-            got = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            got = first_line(error)[:200]
             if status is not None and status < 500 and status not in (408, 409, 412, 429):
                 raise no_access(repo, got) from None
             if pause is None:

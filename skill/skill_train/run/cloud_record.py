@@ -153,14 +153,11 @@ def read(run: RunDir) -> CloudRecord | None:
         return None
     try:
         document = read_json(path)
-    except UsageError as error:
-        raise _broken(path, error.message) from None
-    if isinstance(document, dict) and (missing := _NEEDED - document.keys()):
-        raise _broken(path, f"no {', '.join(sorted(missing))}")
-    try:
         record = convert(document, CloudRecord, path)
     except UsageError as error:
-        raise _broken(path, error.got) from None
+        raise _broken(path, error.message) from None
+    if missing := _NEEDED - document.keys():
+        raise _broken(path, f"no {', '.join(sorted(missing))}")
     for job in record.jobs:
         if (job.state == "started") != (job.job_id is not None):
             raise _broken(path, f"job {job.number} is {job.state!r}, with the id {job.job_id}")
