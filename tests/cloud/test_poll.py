@@ -383,6 +383,21 @@ def test_the_record_of_a_failure_when_the_log_is_gone(cloud: Cloud) -> None:
     assert (done.error[1], done.answer["warnings"][0]["code"]) == ("bad_row", "no_log")
 
 
+def test_a_run_that_is_moved_while_it_is_waited_for_becomes_no_second_folder(cloud: Cloud) -> None:
+    job = _running(cloud)
+
+    def move() -> None:
+        wait_until(lambda: any(r.path.endswith(job.id) for r in cloud.hub.log), 20)
+        cloud.run.path.rename(cloud.run.path.with_name("moved"))
+        job.cancelled.set()
+
+    moving = threading.Thread(target=move)
+    moving.start()
+    assert cloud.on("wait").error == (5, "cancelled")
+    moving.join()
+    assert not cloud.run.path.exists()
+
+
 def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
     cloud.start("pass")
     cloud.hub.jobs.all.clear()

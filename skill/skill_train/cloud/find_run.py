@@ -115,8 +115,10 @@ def with_recorded_end(cloud: CloudRun) -> CloudRun:
 
 
 def _write_end(run: RunDir, ended: CloudJob) -> None:
-    """Writes the end to `cloud.json`. Skips it if the run directory is in use or not writable, because the command's
-    answer does not depend on it."""
+    """Writes the end to `cloud.json`. Skips it if the run directory was moved, is in use or not writable, because the
+    command's answer does not depend on it."""
+    if not cloud_record.record_path(run).is_file():
+        return
     try:
         with locked(run, "status"):
             record = cloud_record.read(run)
