@@ -6331,6 +6331,13 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     return model
 
 
+def read_back(recipe: Recipe, folder: Path, like: Any) -> Any:
+    """The whole model that a folder holds, in the type and with the kernel of the model `like`."""
+    config = config_with(str(folder), None, like.config._attn_implementation)
+    options = {"dtype": like.dtype, "trust_remote_code": False, "use_safetensors": True}
+    return model_class(recipe).from_pretrained(folder, config=config, **options)
+
+
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
     """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
@@ -6973,6 +6980,14 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
                     weight.data = weight.data.to(types[name])
             return super().create_optimizer(*positional)
 
+        def _load_from_checkpoint(self, checkpoint: str, *positional: Any) -> None:
+            """Reads a whole model as `load_model` does. transformers (5.23) compares the names in the file with those
+            of the modules, and leaves out, without an error, all that the model's class writes by other names."""
+            if is_full(recipe) and not self.is_fsdp_enabled:
+                self.model.load_state_dict(read_back(recipe, Path(checkpoint), self.model).state_dict())
+            else:
+                super()._load_from_checkpoint(checkpoint, *positional)
+
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
             """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
             before the training compute as the training does."""
@@ -7587,7 +7602,9 @@ class Checks:
         row = self.rows[0]
         trained = self.logits(model, row)
         if is_full(self.recipe):
-            name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model), row)
+            self.trainer.model.zero_grad()  # makes room for a second model, as the next line does
+            self.trainer.optimizer.state.clear()
+            name, reloaded = "model_reloads", self.logits(read_back(self.recipe, tuned, model).to(model.device), row)
         else:
             self.load_again(tuned, model)
             name, reloaded = "adapter_reloads", self.logits(model, row)
@@ -7618,14 +7635,6 @@ class Checks:
         inputs = self.inputs(row, short, model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
             return model(**inputs).logits.float()
-
-    def read_back(self, folder: Path, model: Any) -> Any:
-        """Loads the saved model beside the trained one. Frees the gradients and AdamW's moments first, to make room."""
-        self.trainer.model.zero_grad()
-        self.trainer.optimizer.state.clear()
-        config = config_with(str(folder), None, model.config._attn_implementation)
-        options = {"dtype": model.dtype, "trust_remote_code": False, "use_safetensors": True}
-        return model_class(self.recipe).from_pretrained(folder, config=config, **options).to(model.device)
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
         """Some ids of a row, with its pictures, as the model takes them."""

@@ -11,9 +11,8 @@ from typing import Any, Literal, TypedDict
 from skill_train.program.chat.labels import IGNORED, trained_tokens
 from skill_train.program.events import is_main_process, number, write_json
 from skill_train.program.examples import EncodedRow, Tokens
-from skill_train.program.folders.base import config_with
 from skill_train.program.folders.checkpoints import from_earlier_start, is_complete, without
-from skill_train.program.model import is_full, model_class
+from skill_train.program.model import is_full, read_back
 from skill_train.program.plan import Recipe
 from skill_train.program.split import Data
 
@@ -270,7 +269,9 @@ class Checks:
         row = self.rows[0]
         trained = self.logits(model, row)
         if is_full(self.recipe):
-            name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model), row)
+            self.trainer.model.zero_grad()  # makes room for a second model, as the next line does
+            self.trainer.optimizer.state.clear()
+            name, reloaded = "model_reloads", self.logits(read_back(self.recipe, tuned, model).to(model.device), row)
         else:
             self.load_again(tuned, model)
             name, reloaded = "adapter_reloads", self.logits(model, row)
@@ -301,14 +302,6 @@ class Checks:
         inputs = self.inputs(row, short, model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
             return model(**inputs).logits.float()
-
-    def read_back(self, folder: Path, model: Any) -> Any:
-        """Loads the saved model beside the trained one. Frees the gradients and AdamW's moments first, to make room."""
-        self.trainer.model.zero_grad()
-        self.trainer.optimizer.state.clear()
-        config = config_with(str(folder), None, model.config._attn_implementation)
-        options = {"dtype": model.dtype, "trust_remote_code": False, "use_safetensors": True}
-        return model_class(self.recipe).from_pretrained(folder, config=config, **options).to(model.device)
 
     def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
         """Some ids of a row, with its pictures, as the model takes them."""

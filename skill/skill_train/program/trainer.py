@@ -32,6 +32,7 @@ from skill_train.program.model import (
     keep_input_types,
     load_model,
     lora_config,
+    read_back,
     score_trained_tokens_only,
     trained_types,
 )
@@ -78,6 +79,14 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
             return super().create_optimizer(*positional)
+
+        def _load_from_checkpoint(self, checkpoint: str, *positional: Any) -> None:
+            """Reads a whole model as `load_model` does. transformers (5.23) compares the names in the file with those
+            of the modules, and leaves out, without an error, all that the model's class writes by other names."""
+            if is_full(recipe) and not self.is_fsdp_enabled:
+                self.model.load_state_dict(read_back(recipe, Path(checkpoint), self.model).state_dict())
+            else:
+                super()._load_from_checkpoint(checkpoint, *positional)
 
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
             """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
