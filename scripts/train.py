@@ -5210,7 +5210,7 @@ def require_device(torch: Any, placement: Placement) -> None:
 # --- split ---
 # The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
 
-SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
+SPLIT = "held_out.json"  # in a checkpoint: the hash of its recipe, and the numbers of the rows that never train
 
 
 class Repeated(TypedDict):
@@ -5409,17 +5409,32 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
     }
 
 
-def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
+def recorded_split(folder: Path, checkpoint: Path | None, recipe_hash: str | None) -> set[int] | None:
     """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
-    held_out.jsonl does. None if there is neither."""
+    held_out.jsonl does. None if there is neither. Refuses a checkpoint of another recipe, whose schedule and optimizer
+    would go on."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
-        return from_earlier_start(checkpoint / SPLIT, set, without(checkpoint))
+        own, rows = from_earlier_start(checkpoint / SPLIT, recipe_and_rows, without(checkpoint))
+        if None not in (own, recipe_hash) and own != recipe_hash:
+            raise Refused(
+                f"{checkpoint.name} is of a run with another recipe",
+                code="another_run",
+                expected=f"a checkpoint of the recipe {recipe_hash!s:.12}…",
+                got=f"{own!s:.12}…",
+                hint=without(checkpoint),
+            )
+        return rows
     if not (folder / "held_out.jsonl").is_file():
         return None
     with open(folder / "held_out.jsonl", encoding="utf-8") as file:
         return {json.loads(line)["row"] for line in file}
+
+
+def recipe_and_rows(state: Any) -> tuple[str | None, set[int]]:
+    """What `SPLIT` holds; earlier versions wrote the rows alone."""
+    return (None, set(state)) if isinstance(state, list) else (state["recipe_hash"], set(state["rows"]))
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
@@ -6693,6 +6708,7 @@ class Watch:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
         self.problem: Refused | None = None
+        self.recipe_hash: str | None = None  # of the plan
         self.interrupted = False
         self.parent = os.getppid()
         self.step_started = time.monotonic()
@@ -6870,9 +6886,10 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
-        """Adds the rows that are held out and the marker, and removes older checkpoints."""
+        """Adds the recipe, the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
-            write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
+            rows = [row["row"] for row in self.data["held_out"]]
+            write_json(checkpoint / SPLIT, {"recipe_hash": self.recipe_hash, "rows": rows})
             share_weights(checkpoint, checkpoint / SPLIT)
             mark(checkpoint)
             self.remove_older(checkpoint)
@@ -8441,7 +8458,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         tokenizer.day = first_day(folder) or tokenizer.day
     pictures = load_pictures(recipe, tokenizer)
     named = plan.get("asked", {}).get("columns", True) is not None
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)
+    recorded = recorded_split(folder, checkpoint, plan.get("recipe_hash"))
+    data = load_data(recipe, tokenizer, recorded, pictures, named=named)
     event("data", **data["figures"])
     keep_rows(data, pictures, folder)
 
@@ -8450,6 +8468,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     if checkpoint is not None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
+    watch.recipe_hash = plan.get("recipe_hash")
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     watch.require_folder()  # the trainer makes one if there is none
     if is_main_process():

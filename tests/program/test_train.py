@@ -276,6 +276,21 @@ def test_a_torn_checkpoint_is_left_out(
     assert _adapter(run) == _adapter(straight)
 
 
+@pytest.mark.parametrize("own", [{"learning_rate": 1e-5}, {"lora_r": 4}, {"finetuning_type": "full"}])
+def test_a_checkpoint_of_another_recipe_is_refused(
+    killed: Path, tmp_path: Path, own: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its schedule would go on, whatever this run asks for, or its weights would not fit."""
+    run = training.write_run(tmp_path / "run", **own)
+    shutil.copytree(killed / "checkpoints", run / "checkpoints")
+    assert main([str(run / "plan.json"), "--resume"]) == 2
+    error = training.events(capsys.readouterr().out)[-1]["error"]
+    newest = run / "checkpoints" / "checkpoint-4"
+    assert (error["code"], error["message"]) == ("another_run", "checkpoint-4 is of a run with another recipe")
+    assert error["hint"] == f"move {newest} away, then skill-train local --resume --run-dir RUN"
+    assert newest.is_dir()
+
+
 def test_with_no_checkpoint_it_starts_again(straight: Path, tmp_path: Path) -> None:
     run = training.write_run(tmp_path / "run")
     assert main([str(run / "plan.json"), "--resume"]) == 0

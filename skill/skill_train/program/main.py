@@ -181,7 +181,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         tokenizer.day = first_day(folder) or tokenizer.day
     pictures = load_pictures(recipe, tokenizer)
     named = plan.get("asked", {}).get("columns", True) is not None
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)
+    recorded = recorded_split(folder, checkpoint, plan.get("recipe_hash"))
+    data = load_data(recipe, tokenizer, recorded, pictures, named=named)
     event("data", **data["figures"])
     keep_rows(data, pictures, folder)
 
@@ -190,6 +191,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     if checkpoint is not None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
+    watch.recipe_hash = plan.get("recipe_hash")
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     watch.require_folder()  # the trainer makes one if there is none
     if is_main_process():

@@ -20,7 +20,7 @@ from skill_train.program.folders.checkpoints import from_earlier_start, without
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.plan import HELD_OUT_ROWS, Recipe, held_out_count
 
-SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
+SPLIT = "held_out.json"  # in a checkpoint: the hash of its recipe, and the numbers of the rows that never train
 
 
 class Repeated(TypedDict):
@@ -219,17 +219,32 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
     }
 
 
-def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
+def recorded_split(folder: Path, checkpoint: Path | None, recipe_hash: str | None) -> set[int] | None:
     """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
-    held_out.jsonl does. None if there is neither."""
+    held_out.jsonl does. None if there is neither. Refuses a checkpoint of another recipe, whose schedule and optimizer
+    would go on."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
-        return from_earlier_start(checkpoint / SPLIT, set, without(checkpoint))
+        own, rows = from_earlier_start(checkpoint / SPLIT, recipe_and_rows, without(checkpoint))
+        if None not in (own, recipe_hash) and own != recipe_hash:
+            raise Refused(
+                f"{checkpoint.name} is of a run with another recipe",
+                code="another_run",
+                expected=f"a checkpoint of the recipe {recipe_hash!s:.12}…",
+                got=f"{own!s:.12}…",
+                hint=without(checkpoint),
+            )
+        return rows
     if not (folder / "held_out.jsonl").is_file():
         return None
     with open(folder / "held_out.jsonl", encoding="utf-8") as file:
         return {json.loads(line)["row"] for line in file}
+
+
+def recipe_and_rows(state: Any) -> tuple[str | None, set[int]]:
+    """What `SPLIT` holds; earlier versions wrote the rows alone."""
+    return (None, set(state)) if isinstance(state, list) else (state["recipe_hash"], set(state["rows"]))
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:

@@ -217,6 +217,7 @@ class Watch:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
         self.problem: Refused | None = None
+        self.recipe_hash: str | None = None  # of the plan
         self.interrupted = False
         self.parent = os.getppid()
         self.step_started = time.monotonic()
@@ -394,9 +395,10 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
-        """Adds the rows that are held out and the marker, and removes older checkpoints."""
+        """Adds the recipe, the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
-            write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
+            rows = [row["row"] for row in self.data["held_out"]]
+            write_json(checkpoint / SPLIT, {"recipe_hash": self.recipe_hash, "rows": rows})
             share_weights(checkpoint, checkpoint / SPLIT)
             mark(checkpoint)
             self.remove_older(checkpoint)
