@@ -149,6 +149,21 @@ def test_a_loss_of_other_labels_fails_the_smoke_test(two_trainers: tuple[Any, An
         assert ("cross-entropy" in batches["detail"]) is (verdict == "fail")
 
 
+@pytest.mark.parametrize(("counts", "verdict"), [(True, "pass"), (False, "fail")])
+def test_a_trainer_that_counts_the_tokens_of_no_step_fails_the_smoke_test(
+    two_trainers: tuple[Any, Any], counts: bool, verdict: str
+) -> None:
+    trainer = two_trainers[0]
+    plan = load_plan(Path(trainer.args.output_dir).parent / "plan.json")
+    checks = Checks(trainer, trainer.processing_class, trainer.data_of_the_test, plan["recipe"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "model_accepts_loss_kwargs", counts)
+        trainer.model.zero_grad()
+        checks.check_accumulation()
+    trainer.model.eval()
+    assert [result["verdict"] for result in checks.results] == [verdict], checks.results
+
+
 def _moving(collate: Any, moved: Any) -> Any:
     def collated(rows: Any) -> dict[str, Any]:
         batch = dict(collate(rows))

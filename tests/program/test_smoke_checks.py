@@ -45,6 +45,9 @@ def checks(loss: Callable[..., Any] = by_all, *, level: float = 1.0, rows: list[
     def collated(rows: list[Any]) -> dict[str, Any]:
         return {"labels": torch.tensor([(row["labels"] + [IGNORED])[:3] for row in rows])}
 
+    def counted(batches: list[Any], _: Any) -> Any:
+        return sum((batch["labels"] != IGNORED).sum() for batch in batches)
+
     double: Any = SimpleNamespace(
         model=Model(level),
         args=SimpleNamespace(bf16=False, fp16=False, per_device_train_batch_size=4),
@@ -53,6 +56,7 @@ def checks(loss: Callable[..., Any] = by_all, *, level: float = 1.0, rows: list[
         state=SimpleNamespace(log_history=[]),
         compute_loss_context_manager=contextlib.nullcontext,
         compute_loss=loss,
+        _get_num_items_in_batch=counted,
         _metrics=defaultdict(dict),
         accelerator=SimpleNamespace(num_processes=1),
         is_fsdp_enabled=True,

@@ -196,14 +196,13 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the trainer's own mean loss over all batches, without dropout, one tensor a weight."""
-        import torch
-
+        """The gradient of the trainer's own mean loss over all batches, without dropout, one tensor a weight. The
+        trainer counts the trained tokens, as it does in each step."""
         model = self.trainer.model
         model.eval()
-        total = torch.tensor(sum(trained_tokens(row) for batch in batches for row in batch))
+        total = self.trainer._get_num_items_in_batch(list(map(self.collated, batches)), model.device)
         for batch in batches:
-            self.loss(batch, total.to(model.device)).backward()
+            self.loss(batch, total).backward()
         gradient = [p.grad for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         model.train()
@@ -212,15 +211,17 @@ class Checks:
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
         """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
         would depend on how the rows are split."""
-        plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
-        inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
-        inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
+        inputs = {key: value.to(self.trainer.model.device) for key, value in self.collated(rows).items()}
         balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
         with self.trainer.compute_loss_context_manager():
             loss = self.trainer.compute_loss(self.trainer.model, inputs, num_items_in_batch=items)
         self.trainer.aux_loss_enabled = balanced
         self.trainer._metrics["eval"].clear()
         return loss / max(1, self.trainer.accelerator.num_processes)
+
+    def collated(self, rows: Sequence[Tokens]) -> Any:
+        plain = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
+        return self.trainer.data_collator(plain if self.pictures is None else rows)
 
     def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
         """Mean loss on some training rows, without dropout."""

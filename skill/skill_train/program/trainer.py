@@ -111,7 +111,9 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         keep_input_types(trainer.model)
     require_plans_way(trainer, placement)
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    trainer._loss_shifts_labels = True  # transformers (5.23) decides by the class's name, wrongly for GPT-2
+    # transformers (5.23) decides both by the model's class, wrongly for TRL's loss: GPT-2, and Qwen2.5-VL and Qwen3-VL,
+    # whose tokens it would count in each batch alone, so that they weigh more in a batch with few of them.
+    trainer._loss_shifts_labels = trainer.model_accepts_loss_kwargs = True
     return trainer
 
 
