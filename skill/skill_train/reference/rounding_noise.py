@@ -1,8 +1,8 @@
-"""Measures the effect of rounding alone on a mixture of experts: runs the reference with rounded inputs of products.
+"""Measures the effect of rounding alone on a mixture of experts: runs the reference with rounded products.
 
-llama.cpp rounds the inputs of a product to the type of the weight (f16 for an f16 file). If two experts are nearly
-tied, that can change the router's choice, and then one token is far off in a correct file. The same rounding in the
-reference changes the same choices, so it shows how far off a correct file of this model may be.
+A file holds its weights in its type (f16 for an f16 file), and llama.cpp rounds what they are multiplied by to it too.
+If two experts are nearly tied, that can change the router's choice, and then one token is far off in a correct file.
+The same rounding in the reference changes the same choices, so it shows how far off a correct file may be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-_PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm"}  # products that can involve a weight
+_PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm", "embedding"}  # what takes a weight second
 TYPES = {"f16": "float16", "bf16": "bfloat16"}  # a file's type and torch's name of it
 
 
@@ -22,7 +22,7 @@ def is_mixture(config: Any) -> bool:
 
 @contextlib.contextmanager
 def rounded_products(model: Any, kind: str) -> Iterator[None]:
-    """Rounds the input of every product with a weight of the model, except those of routers, which files keep in f32.
+    """Rounds both factors of every product with a weight of the model, except of routers, which files keep in f32.
 
     Args:
         kind: a key of `TYPES`.
@@ -37,10 +37,13 @@ def rounded_products(model: Any, kind: str) -> Iterator[None]:
         is_own = torch.is_tensor(weight) and weight.ndim > 1 and weight.untyped_storage().data_ptr() in own
         return is_own and not (weight.ndim == 2 and len(weight) in routers)
 
+    def rounded(factor: Any) -> Any:
+        return factor.to(dtype).to(factor.dtype) if factor.is_floating_point() else factor  # or the ids of tokens
+
     class Rounding(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if getattr(func, "__name__", "") in _PRODUCTS and len(args) > 1 and is_rounded(args[1]):
-                args = (args[0].to(dtype).to(args[0].dtype), *args[1:])
+                args = (*map(rounded, args[:2]), *args[2:])
             return func(*args, **(kwargs or {}))
 
     with Rounding():

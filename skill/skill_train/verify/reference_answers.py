@@ -56,8 +56,8 @@ class ReferenceMeasurements:
     stored: str = ""  # the type that the weights are rounded to
     cost: Distance | None = None  # how far the rounded reference is from the reference
     rounded_answers: list[ReferenceAnswer] = field(default_factory=list)  # of the rounded reference, as `answers`
-    # for a mixture of experts, by type of file: how far the model moves when what goes into products is rounded to that
-    # type
+    # for a mixture of experts, by type of file: how far the model moves when both factors of its products are rounded
+    # to that type
     noise: dict[str, Distance] = field(default_factory=dict)
 
     @property
@@ -147,15 +147,18 @@ def measure_rounded(
     folder: Path,
 ) -> ReferenceMeasurements:
     """Adds the logits and the answers of the reference with its weights rounded as the merge stored them. The model has
-    these weights from then on. For a mixture of experts, adds how far rounding in products moves the model.
+    these weights from then on. For a mixture of experts, adds how far rounding to the types of files moves the model.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
     if not measurements.sequences:
         return measurements
-    if adapter is None or rounding is None:
+    if adapter is None or not (rounding or is_mixture(model.config)):
         return _with_noise(model, measurements, folder)
+    if rounding is None:
+        with rounded(model, adapter, {}, "F32") as merged:
+            return _with_noise(merged, measurements, folder)
     file = folder / "rounded.f32"
     _require_room(measurements, folder, "the rounded reference's logits")
     with rounded(model, adapter, rounding.kinds, rounding.stored) as merged:
