@@ -9,7 +9,9 @@ from skill_train.llama.gguf_header import GgufFile
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama.cpp, llama_expert_gating_func_type
 # The code of these models has no switch.
-_ALWAYS_SIGMOID = {"afmoe", "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "lfm2_moe"}
+_ALWAYS_SIGMOID = {
+    "afmoe", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "minimax_m2",
+}  # fmt: skip
 
 
 def shared_width(config: Any, _: GgufFile) -> Any:
