@@ -25,6 +25,7 @@ from skill_train.core.errors import NativeCrash, UsageError, VerificationFailed
 from skill_train.llama import inference
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.convertible import from_config
+from skill_train.model.convertible.from_config import PROVEN
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
@@ -40,6 +41,8 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 GROUPED = SHAPE | {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
+DBRX = MPT | {"ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}
+DBRX |= {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}}
 FALCON = SHAPE | {"alibi": False, "bias": False, "multi_query": True, "new_decoder_architecture": False}
 BLOOM = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
 NEOX = SHAPE | {"max_position_embeddings": 512, "tie_word_embeddings": False}
@@ -636,6 +639,27 @@ def test_every_type_with_lora_targets_is_walked_over() -> None:
     vision = {"mllama", *PROCESSOR_DEFAULTS}  # of most of them AutoModelForCausalLM loads no text alone
     assert TARGETS.keys() - walked <= vision
     assert not {"qwen2_vl", "qwen2_5_vl"} & set(TEXT_OF_VISION)
+
+
+def test_every_type_that_tests_prove_is_called_proven_and_no_other() -> None:
+    """tests/verify/test_weight_faults.py compares files of each of the tiny families whole."""
+    walked = {tiny_families.model_type(name) for name in tiny_families.FAMILIES}
+    walked |= {read_model(tiny.cached(kind)).model_type for kind in tiny.KINDS}
+    of_vision = {"gemma4", "llama4", "qwen3_5", "qwen3_5_moe", *PROCESSOR_DEFAULTS}
+    assert walked | of_vision == PROVEN
+
+
+def test_plan_says_before_the_training_what_verify_cannot_judge_whole(tmp_path: Path, commands: Any) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"Row {number} of apples."}) + "\n" for number in range(9)))
+
+    def unproven(model: Path) -> list[str]:
+        answer = commands.run(tmp_path, dict(os.environ), "plan", "--model", model, "--data", rows, "--max-steps", "1")
+        return [each["message"] for each in json.loads(answer.stdout)["warnings"] if each["code"] == "unproven_family"]
+
+    assert unproven(tiny_families.folder("smollm3")) == []
+    (message,) = unproven(built(tmp_path / "dbrx", "dbrx", DBRX))
+    assert "dbrx" in message and "at best warn" in message
 
 
 def test_plan_local_and_export_say_the_same_words(tmp_path: Path, commands: Any) -> None:

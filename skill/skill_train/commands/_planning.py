@@ -25,7 +25,7 @@ from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.cached import known_reading
 from skill_train.machine.read import read_machine
-from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
+from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, PROVEN, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes, require_saved, require_targets
@@ -370,6 +370,12 @@ def _warn_of_length(console: Console, plan: Plan) -> None:
 def _warn_of_export(console: Console, plan: Plan) -> None:
     """Warns before the training about a model that llama.cpp cannot convert, or computes differently."""
     model = plan.facts.model
+    if not model.not_convertible and model.model_type not in PROVEN:
+        console.warn(
+            "unproven_family",
+            f"verify was never tried with files of {model.model_type}: it may not know all their weights and numbers, "
+            "and its verdict is at best warn",
+        )
     if model.not_convertible:
         console.warn(
             "not_convertible", f"{model.not_convertible}; training and merging work, and export-gguf refuses this model"

@@ -38,6 +38,20 @@ _ONE_FULL_OF = {
 }
 WINDOW_LEFT_OUT = causal("Dots1 Ministral3 Mistral Mixtral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SmolLM3 Starcoder2")
 
+# Types of which `verify` is known to judge every weight and number of a file: tests build each, and damage its files.
+PROVEN = frozenset((
+    "afmoe", "apertus", "arcee", "bamba", "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba", "gemma", "gemma2",
+    "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2",
+    "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+    "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "idefics3", "jais2", "jamba", "lfm2", "lfm2_moe",
+    "llama", "llama4", "llama4_text", "llava", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral3",
+    "mistral", "mistral3", "mixtral", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "phi",
+    "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl", "seed_oss", "smollm3", "smolvlm",
+    "stablelm", "starcoder2", "youtu",
+))  # fmt: skip
+
 # The converter's classes for these read the vocabulary only from tokenizer.model (set_vocab in
 # conversion/{gemma,nemotron,ernie,minicpm}.py).
 PIECES_ALONE = causal("Ernie4_5 Ernie4_5_ Ernie4_5_Moe Gemma Gemma2 MiniCPM3 Nemotron")
