@@ -191,6 +191,15 @@ def test_what_an_untried_architecture_lacks_is_not_known() -> None:
     assert check.verdict == "warn" and "logit_scale" in check.detail
 
 
+@pytest.mark.parametrize(("heads", "wrong"), [(2, False), (4, True)])
+def test_the_key_heads_of_dbrx_stand_in_its_attn_config(heads: int, wrong: bool) -> None:
+    config = {"model_type": "dbrx", "n_heads": 4, "attn_config": {"kv_n_heads": 2}}
+    gguf = files("gemma1")[1]
+    metadata = {"general.architecture": "dbrx", "dbrx.attention.head_count": 4, "dbrx.attention.head_count_kv": heads}
+    detail = check_metadata(replace(gguf, metadata=metadata), config).detail
+    assert ("attention.head_count_kv is 4, config.json has 2" in detail) == wrong
+
+
 def test_a_key_without_a_statement_is_told() -> None:
     config, gguf = files("qwen2moe")
     check = check_metadata(replace(gguf, metadata={**gguf.metadata, "qwen2moe.swin_norm": True}), config)

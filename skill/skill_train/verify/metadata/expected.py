@@ -148,6 +148,7 @@ def _heads_kv(config: Stated, gguf: GgufFile) -> Any:
     if _mla(config) and gguf.of_architecture("attention.key_length_mla") is not None:
         return 1
     heads = 1 if config.text.get("multi_query") is True and not config.text.get("new_decoder_architecture") else None
+    heads = heads or (config("attn_config") or {}).get("kv_n_heads")  # of DBRX
     heads = heads or config.of_class("num_key_value_heads", "num_kv_heads", "n_head_kv") or _heads(config, gguf)
     if own := of_full_layers(config.defaults).get("num_key_value_heads"):
         return [own if kind == "full_attention" else heads for kind in config.layer_kinds]
