@@ -87,13 +87,22 @@ def test_held_out_rows_that_the_run_of_another_file_was_trained_on_are_counted(t
     shutil.copytree(chain.run, other)
     file = next(iter(sorted((other / "gguf").glob("*.gguf"))))
     evaluate = ("evaluate", first, "--rows", 2, "--gguf", file)
-    assert told(*evaluate, code="file_trained") == []
+    assert told(*evaluate, code="file_trained") == told("report", first, code="file_trained") == []
+    assert "may have trained" not in (first / "report.html").read_text()
     lines = (first / "held_out.jsonl").read_text().splitlines()
 
     (other / "held_out.jsonl").write_text("".join(f"{line}\n" for line in lines[1:]))
     edit(other / "train.json", "data", "held_out_rows", len(lines) - 1)
     known = f"{other} did not hold out 1 of the {len(lines)} held-out rows, which its data has, and {file.name} comes"
     assert [each.startswith(known) for each in told(*evaluate, code="file_trained")] == [True]
+    (first / "gguf" / "linked.gguf").symlink_to(file)
+    linked = known.replace(f"{file.name} comes", "linked.gguf comes")
+    assert [each.startswith(linked) for each in told(*evaluate[:-2], code="file_trained")] == [True]
+    (first / "gguf" / "linked.gguf").unlink()
+    told(*evaluate)
+    shown = f"{file.name} is of another run, which may have trained on some of these rows"
+    assert told("report", first, code="file_trained") == [shown]
+    assert f"{shown}." in (first / "report.html").read_text()
 
     edit(other / "plan.json", "fingerprints", "data", "other")
     unknown = f"{other} has other data, so whether it trained on 1 of the {len(lines)} held-out rows is not known"

@@ -268,6 +268,13 @@ def test_runs_are_compared_by_the_loss_on_rows_that_never_trained() -> None:
     assert [cell.text for cell in cells] == ["not measured"]
 
 
+@pytest.mark.parametrize(("data", "doubted"), [({"held_out_trained": 0}, 0), ({"held_out_trained": 2}, 1), ({}, 1)])
+def test_held_out_rows_that_may_have_trained_are_doubted(data: dict[str, int], doubted: int) -> None:
+    """`evaluate` warns of them, and the page called them held out."""
+    quality = run_view(run(train=trained() | {"data": data}, evaluate=whole_records.evaluation()))["quality"]
+    assert quality is not None and len(quality["doubts"]) == doubted
+
+
 def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> None:
     stage = {"stage": "q8_0", "exact_match": 1.0, "tokens_per_second": 100.0}
     model = {"name": "m-q8_0.gguf", "exact_match": 0.25, "tokens_per_second": None, "loss": 1.0, "perplexity": 2.7}

@@ -138,10 +138,12 @@ def warn_of_base_rows(console: Console, run: RunDir) -> bool:
     return bool(warnings)
 
 
-def warn_of_file_rows(console: Console, run: RunDir, gguf: Path) -> None:
-    """Warns of held-out rows that the run of another run's file may have trained on."""
-    for warning in _sentences(lambda: known_to_file(run, gguf), str(gguf), f", and {gguf.name} comes from there"):
+def warn_of_file_rows(console: Console, run: RunDir, gguf: Path) -> bool:
+    """Warns of held-out rows that the run of another run's file may have trained on. Returns whether it warned."""
+    warnings = _sentences(lambda: known_to_file(run, gguf), str(gguf), f", and {gguf.name} comes from there")
+    for warning in warnings:
         console.warn("file_trained", warning)
+    return bool(warnings)
 
 
 def _sentences(found: Callable[[], Iterator[str]], model: str, why: str) -> list[str]:

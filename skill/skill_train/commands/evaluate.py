@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,12 +100,14 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         require_rows(rows, run.path, training.data.held_out_rows)
         warn_of_seen(console, training.data)
         warn_of_base_rows(console, run)
-        for file in options.gguf:
-            warn_of_file_rows(console, run, file)
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)
         pictures = pictures_of(rows, run, base)
-        named = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
+        files = [
+            replace(model, perhaps_trained=warn_of_file_rows(console, run, model.path))
+            for model in _files(list(options.gguf) or run.ggufs)
+        ]
+        named = [Model("base", base), tuned, *files]
         models = [with_pictures(model, run, pictures) for model in named]
         _require_exported(run, models)
         own = {path.resolve() for path in (run.merged, *run.ggufs)}

@@ -52,6 +52,7 @@ class Model:
     merged: Path | None = None  # the adapter that is already merged into the folder
     pictures: RunPictures | None = None  # the pictures of the questions; None for a run of text
     projector: Path | None = None  # the GGUF file that reads pictures for a GGUF file; None if there is none
+    perhaps_trained: bool = False  # a GGUF file of another run, which may have trained on the rows
 
     @property
     def is_gguf(self) -> bool:

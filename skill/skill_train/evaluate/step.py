@@ -306,7 +306,8 @@ def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> evaluate_
         content = _content(model.path) if same == model.name else f"the folder of {same}"
         if model.projector is not None and isinstance(content, dict):
             content["projector"] = file_digest(model.projector)
-        read[model.name] = evaluate_record.ModelInputs(content, digests(adapter) if adapter else None)
+        applied = digests(adapter) if adapter else None
+        read[model.name] = evaluate_record.ModelInputs(content, applied, model.perhaps_trained)
     return evaluate_record.EvaluationInputs(models=read, rows=evaluate_record.rows_digest(rows), scorer=scoring.digest)
 
 

@@ -6,10 +6,12 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
-from skill_train.run.evaluate_record import AnsweredRow, telling
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
 
 MOST_ANSWERS = 12  # prompts that are shown side by side
 NOT_MEASURED = "not measured"
@@ -66,7 +68,7 @@ def quality(run: ReportedRun) -> QualityView | None:
         for i, difference in enumerate(evaluation.differences)
     ]
     return {
-        "base_may_know": run.base_may_know,
+        "doubts": list(_doubts(run, evaluation)),
         "rows": evaluate.figure(number, "rows"),
         "asked": evaluate.figure(number, "asked"),
         "score": evaluation.score,
@@ -74,6 +76,15 @@ def quality(run: ReportedRun) -> QualityView | None:
         "models": models,
         "differences": differences,
     }
+
+
+def _doubts(run: ReportedRun, evaluation: Evaluation) -> Iterator[str]:
+    if run.base_may_know:
+        yield "The base was merged by an earlier run, which may have trained on some of these rows."
+    if run["train"].get("data", "held_out_trained") != 0:
+        yield "The run may have trained on some of these rows: an earlier version divided them."
+    for model in evaluation.perhaps_trained:
+        yield f"{model} is of another run, which may have trained on some of these rows."
 
 
 def _signed(value: float) -> str:

@@ -101,9 +101,9 @@ class ModelDifferenceView(TypedDict):
 
 
 class QualityView(TypedDict):
-    """The `figures` are in the order of `measures`. `base_may_know`: the base may have trained on held-out rows."""
+    """The `figures` are in the order of `measures`. `doubts`: who may have trained on the rows."""
 
-    base_may_know: bool
+    doubts: list[str]
     rows: Figure
     asked: Figure
     score: str | None

@@ -21,6 +21,7 @@ class ModelInputs(msgspec.Struct, frozen=True):
     # the digest of a file, or the digests of a folder's files; or the words `the folder of base`
     model: dict[str, int | str | FileDigest] | str
     adapter: dict[str, FileDigest] | None = None  # applied to the model, or merged into it
+    perhaps_trained: bool = False  # a file of another run, which may have trained on the rows
 
 
 class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: Whole | None = None
     peak_memory_children_bytes: Whole | None = None
     finished_at: str  # UTC
+
+    @property
+    def perhaps_trained(self) -> list[str]:
+        """The names of the files of other runs that may have trained on the rows."""
+        return [name for name, model in self.inputs.models.items() if model.perhaps_trained]
 
 
 def read(path: Path) -> Evaluation:
