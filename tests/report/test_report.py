@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import browser
+import containers
 import light
 import shared_runs
 import whole_records
@@ -455,6 +456,19 @@ def test_the_command_answers_with_one_document(run: Path, page: Page) -> None:
     )
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["error"]["code"] == "not_a_run"
+
+
+def test_one_run_twice_has_one_next_command(run: Path) -> None:
+    (run / "evaluate.json").unlink()
+    assert answered("report", run, run)[1]["next"] == [f"skill-train evaluate {run}"]
+
+
+@pytest.mark.skipif(not containers.may_mount(), reason="needs a mount of its own")
+def test_a_run_that_may_only_be_read_is_reported_elsewhere(run: Path) -> None:
+    done = containers.run_read_only(run, [shared_runs.script(), "report", str(run), "--format", "json"])
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "system_error") and error["hint"].endswith("or use another --out")
+    assert error["message"] == f"Read-only file system: {run / 'report.html'}"
 
 
 def test_names_like_numbered_ones_are_told_apart_and_the_page_of_one_stays(plain: Path, tmp_path: Path) -> None:

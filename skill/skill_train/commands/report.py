@@ -39,8 +39,8 @@ def report(options: ReportOptions, console: Console) -> Result:
         console.warn("file_trained", f"{model} is of another run, which may have trained on some of these rows")
     with console.progress("report") as progress:
         data = step.report(opened, out=out, progress=progress, base_may_know=may_know)
-    following = [run["next"] for run in data["runs"] if run["next"]]
-    return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
+    following = dict.fromkeys(run["next"] for run in data["runs"] if run["next"])
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=[*following])
 
 
 def _draw(rich: Any, data: Report) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from skill_train.core import resources
 from skill_train.core.console import Bar
 from skill_train.core.digests import is_file_of
-from skill_train.core.errors import UsageError, not_installed, quoted
+from skill_train.core.errors import UsageError, not_installed, quoted, system_error
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -121,7 +121,13 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
             hint="move the changed record away, and run its step again",
         ) from error
     progress(2, 3, "writing")
-    write_text(out, page(views, shared))
+    html = page(views, shared)
+    try:
+        write_text(out, html)
+    except OSError as error:
+        refusal = system_error(error)
+        refusal.hint += ", or use another --out"
+        raise refusal from None
     progress(3, 3, str(out))
     headlines = [_headline(dataclasses.replace(one, call=str(run.path))) for run, one in zip(runs, read, strict=True)]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
