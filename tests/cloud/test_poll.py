@@ -517,6 +517,14 @@ def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
     assert not [r for r in cloud.hub.log[before:] if r.method == "POST" and r.path.endswith("/cancel")]
 
 
+def test_a_finished_job_has_nothing_to_resume(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("cancel")
+    assert done.data["kept"]["state"] == "done"
+    assert done.answer["next"] == [f"skill-train pull {cloud.run.path}"]
+
+
 def _running(cloud: Cloud) -> Any:
     job = cloud.start(SLEEP)
     wait_until(lambda: "begun" in job.lines, 20)

@@ -51,7 +51,8 @@ def cancel(options: CancelOptions, console: Console) -> Result:
         "kept": None if there is None else {"state": there.state, "checkpoint": there.checkpoint},
         "run_dir": str(cloud.run.path) if cloud.run else None,
     }
-    following = ("pull", "resume") if there or unread else ("resume",)
+    has_result = there is not None and there.state == "done"
+    following = ("pull",) if has_result else ("pull", "resume") if there or unread else ("resume",)
     return Result(
         data,
         human=lambda rich: rich.print(f"{now.id}: {now.stage}; kept: {_in_words(there, unread)}"),
