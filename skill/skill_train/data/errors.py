@@ -12,7 +12,7 @@ from skill_train.data.check_row import HALF_A_PAIR, example_of, unread_media_in
 from skill_train.data.row_pictures import PROBLEMS, RowPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
-from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
+from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT, PICTURE_HINT
 from skill_train.program.pictures.locations import rows_named
 from skill_train.program.rows import LINE_BYTES, ROWS_IN_LINES, TABLE_FILES, numbered_lines
 from skill_train.program.tables.shape import is_message, old_encoding, utf16
@@ -160,7 +160,8 @@ def hint_for_all(recipe: Recipe, detected: DetectedFormat | None, pictures: RowP
         if detected is not None and (row := next(rows, None)) is not None:
             example_of(row, detected, pictures)
     except Refused as refusal:
-        return (refusal.error["hint"] or ALL_ALIKE).partition(": skill-train data ")[0]  # the command that shows it
+        own = refusal.error["hint"]
+        return ALL_ALIKE if own == PICTURE_HINT else own or ALL_ALIKE
     return ALL_ALIKE
 
 
