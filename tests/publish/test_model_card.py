@@ -106,6 +106,17 @@ def test_how_its_files_are_run() -> None:
     assert "Ollama needs" not in made("gguf", ggufs={Q8: 200}, projector="mmproj.gguf", private=True)[1]
 
 
+def test_the_file_of_an_adapter_is_run_on_one_of_its_base() -> None:
+    _, page = made("gguf", lora="first lora.gguf")
+    words = (
+        "hf download me/tickets --local-dir tickets && cd tickets",
+        "llama-cli -m BASE.gguf --lora 'first lora.gguf' -cnv",
+    )
+    assert "```sh\n" + "\n".join(words) + "\n```\n" in page and "ollama run" not in page
+    assert "`BASE.gguf` is a GGUF file of the base.\n" in page
+    assert "--lora" not in made("gguf", ggufs={Q8: 200})[1]
+
+
 @pytest.mark.parametrize(("parts", "told"), [(("adapter",), True), (("merged",), True), (("gguf",), False)])
 def test_who_loads_it_in_python_is_told_of_other_pixels(parts: tuple[str, ...], told: bool) -> None:
     """It was trained on those of llama.cpp, which its files get anyway."""

@@ -149,6 +149,7 @@ def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: 
     there = hub.repositories["model", "me/tickets"].at("main")
     card = there["README.md"].decode()
     assert "first-lora-f16.gguf" in there and "-hff first-lora-f16.gguf" not in card
+    assert "--lora first-lora-f16.gguf" in card
     assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card and "Each file in the table below" in card
 
 

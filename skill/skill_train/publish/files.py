@@ -125,15 +125,15 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
     return {file.path: file.source for file in files if file.source in ggufs}
 
 
-def projectors_of(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
-    """The GGUF files that are projectors, by their names in the repository."""
-    exported = {run.path / name for name in export_record.outputs(run.path, "mmproj")}
+def exported_by(step: str, run: RunDir, files: list[PushFile]) -> dict[str, Path]:
+    """The projectors (`mmproj`) or the adapters alone (`lora_gguf`), by their names in the repository."""
+    exported = {run.path / name for name in export_record.outputs(run.path, step)}
     return {file.path: file.source for file in files if file.source in exported}
 
 
 def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
     """A sentence if only one of the two files of a vision model is pushed; otherwise empty."""
-    models, projectors = whole_models(run, files), projectors_of(run, files)
+    models, projectors = whole_models(run, files), exported_by("mmproj", run, files)
     is_pair = plan_record.read(run.plan).recipe.images or run.record("mmproj").is_file()
     if models and not projectors and is_pair:
         return "no projector is pushed with the language model: llama.cpp will read text only"
@@ -193,7 +193,7 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
         read = {run.tuned / name: digest for name, digest in part.items()}
     pairs = {source: _pair(models[name]) for name, source in whole_models(run, files).items() if name in models}
     read |= {source: model for source, (model, _) in pairs.items()}
-    projectors = projectors_of(run, files).values()
+    projectors = exported_by("mmproj", run, files).values()
     together = [any(is_file_of(path, other) for path in projectors) for _, other in pairs.values() if other is not None]
     return evaluation if all(together) and all(is_file_of(path, digest) for path, digest in read.items()) else None
 

@@ -49,6 +49,7 @@ class CardFacts:
     # the importance matrix that a file was made with, in words, by the name of the file
     matrices: dict[str, str] = field(default_factory=dict)
     projector: str | None = None  # the name of the projector for all `ggufs`; None without one
+    lora: str | None = None  # the name of the GGUF file of the adapter alone
     half_of_a_pair: str = ""  # a sentence if one of a vision model's two files is missing; otherwise empty
     evaluation: Evaluation | None = None  # the evaluation of these files; None if there is none
     base_may_know: bool = False  # the base was made by runs that may have trained on the evaluated rows
@@ -150,19 +151,27 @@ def _use_of_files(facts: CardFacts, ggufs: list[str]) -> list[str]:
     lines = [f"llama-cli -hf {facts.repo} -hff {quoted(name)} -cnv" for name in ggufs]
     if ggufs:
         lines.append(f"ollama run {quoted(f'hf.co/{facts.repo}:{ggufs[0]}')}")
-    return ["```sh", *lines, f"hf download {facts.repo}", "```"]
+    if facts.lora is None:
+        return ["```sh", *lines, f"hf download {facts.repo}", "```"]
+    lines += [_download(facts), f"llama-cli -m BASE.gguf --lora {quoted(facts.lora)} -cnv"]
+    return ["```sh", *lines, "```", "", "`BASE.gguf` is a GGUF file of the base."]
+
+
+def _download(facts: CardFacts) -> str:
+    folder = facts.repo.split("/")[-1]
+    return f"hf download {facts.repo} --local-dir {folder} && cd {folder}"
 
 
 def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[str]:
     """How to run a language model with its projector, from references/vision.md. Each command names both files, so that
     no program has to find the projector by itself."""
-    folder, other = facts.repo.split("/")[-1], quoted(projector)
+    other = quoted(projector)
     both = [f"-m {quoted(name)} --mmproj {other}" for name in ggufs]
     rows = [f"| {_safe(name)} | {_safe(projector)} |" for name in ggufs]
     return [
         "Two files belong together. Without the projector the language model reads text only.",
         *("", "| language model | projector |", "| --- | --- |", *rows, ""),
-        *("```sh", f"hf download {facts.repo} --local-dir {folder} && cd {folder}"),
+        *("```sh", _download(facts)),
         *(f"llama-server {files}" for files in both),
         *(f"llama-mtmd-cli {both[0]} --image FILE -p QUESTION", "```", ""),
         "LM Studio: put both files into one folder, `~/.lmstudio/models/PUBLISHER/MODEL/`. Ollama: a Modelfile with "
