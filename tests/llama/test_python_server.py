@@ -244,10 +244,11 @@ def test_a_prompt_that_no_context_holds_is_not_tokenized(shared: Served) -> None
             assert answer.code == 400 and "more than 2048 tokens" in json.load(answer)["error"]["message"]
 
 
-def test_no_grammar_and_no_schema_ends_the_server(shared: Served) -> None:
+def test_no_grammar_and_no_schema_ends_the_server(made: tuple[Path, Path], shared: Served) -> None:
     """llama.cpp crashes at most of these, and computes without end at one."""
     import openai
 
+    half = load_tokenizer(made[0])("\N{GRINNING FACE}", add_special_tokens=False).input_ids[:1]
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"enum": []}}}
     root = shared.url.removesuffix("/v1")
     chat, text = {"messages": [serving.user("x")]}, {"prompt": "x"}
@@ -262,6 +263,7 @@ def test_no_grammar_and_no_schema_ends_the_server(shared: Served) -> None:
         ("v1/chat/completions", chat | {"functions": [], "function_call": {"name": "weather"}}, "function_call"),
         ("extras/detokenize", {"tokens": [-5]}, "tokens"),
         ("extras/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("extras/detokenize", {"tokens": half}, "tokens"),
         ("v1/completions", text | {"model": 5}, "model"),
     ):
         with pytest.raises(HttpRefusal, match=f"400.*{field}: ") as caught:

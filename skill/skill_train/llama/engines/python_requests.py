@@ -172,6 +172,8 @@ def request_error(error: Any) -> str | None:
     """What is wrong with the request; None if the error has another cause."""
     if isinstance(error, UnicodeEncodeError):
         return half_character(error)
+    if isinstance(error, UnicodeDecodeError):  # of /extras/detokenize
+        return f"tokens: their {len(error.object)} bytes are no text in UTF-8, as at the half of a character"
     if type(error).__name__ == "RequestValidationError":  # FastAPI's: its text has files and lines of the server
         found = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
         return "; ".join(f"{name or 'the body, sent as Content-Type application/json'}: {why}" for name, why in found)
