@@ -63,6 +63,16 @@ def test_each_step_tells_it(
     assert code == 0, answer
 
 
+@pytest.mark.parametrize("step", ["verify", "evaluate"])
+def test_a_disk_without_room_for_a_record_is_told_before_the_work(
+    commands: Commands, trained: Path, tmp_path: Path, step: str
+) -> None:
+    run = _copy(trained, tmp_path, without=("verify.json",))
+    done = commands.run(Path.cwd(), dict(os.environ), step, run, "--format", "json", file_limit=500)
+    assert done.error == (3, "no_disk") and str(run) in done.answer["error"]["message"]
+    assert not any(word in done.stderr for word in ("verifying:", "evaluating:")), done.stderr
+
+
 def _copy(run: Path, place: Path, *, without: tuple[str, ...]) -> Path:
     return Path(shutil.copytree(run, place / "run", ignore=lambda _, names: set(names) & {*without, "train.log"}))
 

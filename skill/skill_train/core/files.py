@@ -25,6 +25,7 @@ from skill_train.core.errors import UsageError, no_disk, quoted
 _OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
 _HALF = re.compile("[\ud800-\udfff]")
 _SCRATCH = "skill-train"
+_BLOCK = 4096  # bytes; hardly a record is smaller
 _LEFT_ALONE: list[Path] = []
 
 
@@ -33,7 +34,10 @@ def require_writable(folder: Path) -> None:
 
     Raises:
         UsageError: the folder is read-only, or belongs to somebody else.
+        OSError: its disk is full.
     """
+    import tempfile
+
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(existing, os.W_OK):
         raise UsageError(
@@ -43,6 +47,12 @@ def require_writable(folder: Path) -> None:
             got="a read-only folder, or a folder of another user",
             hint="copy the folder to a writable place, or change its permissions",
         )
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:  # it never has a name, so no kill leaves it
+            file.write(bytes(_BLOCK))
+    except OSError as error:
+        error.filename = os.fspath(existing)
+        raise
 
 
 @contextlib.contextmanager
