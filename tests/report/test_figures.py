@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -331,6 +332,14 @@ def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
     assert verdict(run(train=train, verify=proof))["because"] == ["merged/ is not the one that was verified"]
 
 
+def test_an_adapter_that_was_exported_alone_is_exported() -> None:
+    """The next command was to export it."""
+    lora = {"outputs": {"gguf/m-lora-f16.gguf": FILE}}
+    assert verdict(run(train=trained(), lora_gguf=lora))["next"] == "skill-train verify runs/first"
+    view = run_view(run(train=trained(), lora_gguf=lora, verify=proven("pass", file="m-lora-f16.gguf")))
+    assert (view["verdict"]["word"], [each["part"] for each in view["missing"]]) == ("pass", ["evaluate"])
+
+
 def test_the_file_to_run_is_the_smallest_that_passes() -> None:
     outputs = {
         f"gguf/m {q}.gguf": {"bytes": b, "sha256": q, "quant": q} for q, b in (("f16", 9), ("q8_0", 5), ("q4_k_m", 3))
@@ -339,10 +348,19 @@ def test_the_file_to_run_is_the_smallest_that_passes() -> None:
         {"name": "logits", "file": f"m {quant}.gguf", "verdict": word, "detail": ""}
         for quant, word in (("f16", "pass"), ("q8_0", "pass"), ("q4_k_m", "fail"))
     ]
-    view = run_view(
-        run(convert={"outputs": outputs}, verify=whole_records.proof(checks=checks, verdict="fail"), train=trained())
+    shown = run(
+        convert={"outputs": outputs}, verify=whole_records.proof(checks=checks, verdict="fail"), train=trained()
     )
+    view = run_view(shown)
     assert view["run_it"]["quant"] == "q8_0"
+    for named, told in (
+        ("q4_k_m", True),
+        ("q8_0", False),
+    ):  # the file that failed is not run under a verdict that passes
+        modelfile = {"Modelfile": f'FROM "./m {named}.gguf"\nPARAMETER top_p 0.9'}
+        ollama = run_view(dataclasses.replace(shown, texts=modelfile))["run_it"]["commands"][0]
+        assert ollama["program"] == "Ollama"
+        assert ollama["mind"].startswith("its FROM names another file: write ./m q8_0.gguf there first; ") is told
     lines = [line for one in view["run_it"]["commands"] for line in one["lines"]]
     assert "llama-cli -m 'gguf/m q8_0.gguf' -cnv" in lines
     assert "lms import --copy 'gguf/m q8_0.gguf'" in lines  # without --copy, the file leaves the run

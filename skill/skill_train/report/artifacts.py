@@ -34,7 +34,7 @@ def missing(run: ReportedRun) -> list[views.MissingPart]:
     return [
         {"part": part, "said": _missing(run, part, done), "command": run.command(words)}
         for part, done, words in steps
-        if not run[part]
+        if not (run.is_exported if part == "convert" else run[part])
     ]
 
 
@@ -206,19 +206,23 @@ def run_it(run: ReportedRun) -> views.RunItView | None:
     chosen = (passed or listed)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
     path = quoted(chosen["path"])
+    modelfile = run.texts.get("Modelfile")
+    named = re.search(r"^FROM (.*)", modelfile or "", re.IGNORECASE | re.MULTILINE)
+    other = named is not None and chosen["file"] not in named[1]
+    mind = f"its FROM names another file: write ./{chosen['file']} there first; " if other else ""
     projector, where = next(((file, quoted(path)) for file, (_, path) in run.projectors().items()), (None, ""))
     return {
         "file": chosen["file"],
         "projector": projector,
         "quant": chosen["quant"],
         "verdict": verdict_to_run(run, chosen),
-        "commands": _commands(name, path) if projector is None else _commands_of_pair(name, path, where),
-        "modelfile": run.texts.get("Modelfile"),
+        "commands": _commands(name, path, mind) if projector is None else _commands_of_pair(name, path, where, mind),
+        "modelfile": modelfile,
     }
 
 
-def _commands(name: str, path: str) -> list[views.ProgramView]:
-    """The commands for each program.
+def _commands(name: str, path: str, modelfile: str) -> list[views.ProgramView]:
+    """The commands for each program. `modelfile`: what to change in the Modelfile first, or empty.
 
     `lms import` moves the file unless `--copy` is given (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08). The
     other commands are from references/gguf_conversion.md.
@@ -227,7 +231,7 @@ def _commands(name: str, path: str) -> list[views.ProgramView]:
         {
             "program": "Ollama",
             "lines": [f"ollama create {name} -f gguf/Modelfile", f"ollama run {name}"],
-            "mind": "the Modelfile has no TEMPLATE: one would replace the file's own. It names the file that it runs.",
+            "mind": f"{modelfile}the Modelfile has no TEMPLATE: one would replace the file's own.",
         },
         {
             "program": "LM Studio",
@@ -242,7 +246,7 @@ def _commands(name: str, path: str) -> list[views.ProgramView]:
     ]
 
 
-def _commands_of_pair(name: str, path: str, projector: str) -> list[views.ProgramView]:
+def _commands_of_pair(name: str, path: str, projector: str, modelfile: str) -> list[views.ProgramView]:
     """The commands that load a language model and its projector, from references/vision.md."""
     both = f"-m {path} --mmproj {projector}"
     return [
@@ -259,7 +263,8 @@ def _commands_of_pair(name: str, path: str, projector: str) -> list[views.Progra
         {
             "program": "Ollama",
             "lines": [f"ollama create {name} -f gguf/Modelfile", f"ollama run {name}"],
-            "mind": "the Modelfile names both files. Whether Ollama then reads pictures depends on family and version.",
+            "mind": f"{modelfile}the Modelfile names both files. Whether Ollama then reads pictures depends on family "
+            "and version.",
         },
     ]
 

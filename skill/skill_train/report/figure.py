@@ -116,6 +116,11 @@ class ReportedRun:
         backend: str | None = self["plan"].get("placement", "backend")
         return backend
 
+    @property
+    def is_exported(self) -> bool:
+        """Whether a model was converted, or the adapter alone."""
+        return bool(self["convert"] or self["lora_gguf"])
+
     def exported(self) -> dict[str, tuple[str, str]]:
         """By file name: the step that made the file, and its name in that step's record."""
         return {

@@ -53,7 +53,7 @@ def verdict(run: ReportedRun) -> views.VerdictView:
         return _verdict("fail", "The smoke test failed", failed)
     if run.proof is None:
         because = ["The training passed its smoke test; nothing is known yet of any file that was made from it."]
-        following = "verify" if run["convert"] else "export-gguf"
+        following = "verify" if run.is_exported else "export-gguf"
         return _verdict("unknown", "Trained, not verified yet", because, run.command(following))
     stale = _stale(run, run.proof)
     if stale:

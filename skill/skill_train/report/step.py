@@ -51,6 +51,7 @@ from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
 _DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "train": TrainRecord, "train.failed": TrainFailure, "environment": Environment, "merge": MergeRecord,
     "convert": ExportRecord, "quantize": ExportRecord, "mmproj": ExportRecord,
+    "lora_gguf": ExportRecord,
 }  # fmt: skip
 _Compared = Literal["bytes", "mean_kl", "speed"]
 _OURS = '<meta name="generator" content="skill-train report">'
