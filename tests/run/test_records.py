@@ -38,7 +38,8 @@ def test_a_merge_that_was_judged_by_its_weights(kept: float | None, tmp_path: Pa
 
 def test_an_evaluation_before_the_merge(tmp_path: Path) -> None:
     """Base and tuned are one folder then, and the second is named by a word."""
-    models = {"base": {"model": {}, "adapter": None}, "tuned": {"model": "the folder of base", "adapter": {}}}
+    base, tuned = {"model": {}, "adapter": None}, {"model": "the folder of base", "adapter": {}}
+    models = {"base": base | {"perhaps_trained": False}, "tuned": tuned | {"perhaps_trained": True}}
     write_json(tmp_path / "evaluate.json", whole_records.evaluation(inputs={"models": models}))
     assert msgspec.to_builtins(evaluate_record.read(tmp_path / "evaluate.json").inputs.models) == models
 
