@@ -8625,6 +8625,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
     settled = last[1:] or steps[1:] or steps  # the first step warms up
     timed = sum(line["seconds"] or 0.0 for line in settled)
     earlier = sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start)
+    described = [*files_of(tuned), *files_of(tuned.with_name("environment.json"))]
     smaller = [reason for reason in plan.get("reasons") or [] if reason.get("rule") == SMALLER]
     return {
         "schema": "skill-train/step/1",
@@ -8633,7 +8634,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
+        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in described},
         "saved_dtype": saved_type(tuned),
         "smaller_layout": smaller[-1] if smaller else None,
         "checks": checks.results,

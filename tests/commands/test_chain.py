@@ -15,10 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import gguf_maker
 import shared_runs
+import step_records
 import tiny
 from one_command import answered
 from shared_runs import Chain
+from skill_train.core.digests import file_digest
 from skill_train.gguf.export_files import model_of
+from skill_train.program.chat.labels import fed_digest
 from skill_train.run.folder import RunDir
 
 
@@ -367,6 +370,23 @@ def test_held_out_rows_whose_text_was_edited_are_not_measured(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_held_out_rows_and_their_digests_of_another_run_are_not_measured(tmp_path: Path) -> None:
+    """The digests are in `environment.json`, which no record described."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    rows = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    held_out = rows[: len((run / "held_out.jsonl").read_text(encoding="utf-8").splitlines())]  # they were trained on
+    (run / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out), encoding="utf-8")
+    environment = json.loads((run / "environment.json").read_text())
+    environment["data"]["held_out_sha256"] = fed_digest(held_out)
+    environment["data"]["held_out_file_sha256"] = file_digest(run / "held_out.jsonl")["sha256"]
+    (run / "environment.json").write_text(json.dumps(environment))
+    for command in (["verify", run, "--tokens", 64], ["evaluate", run, "--rows", 2], ["merge", run]):
+        code, answer = answered(*command)
+        assert (code, answer["error"]["code"]) == (2, "output_changed"), answer
+        assert f"{run / 'environment.json'} is not the file that train.json describes" == answer["error"]["message"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, "{}\n", "{\n", '{"row": 1}'], ids=["gone", "no row", "torn", "half a row"])
 def test_held_out_rows_come_back_as_the_hint_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
@@ -395,7 +415,7 @@ def test_a_split_that_nobody_can_tell_from_another_is_not_made_again(tmp_path: P
     run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
     environment = json.loads((run / "environment.json").read_text())
     del environment["data"]["held_out_sha256"]
-    (run / "environment.json").write_text(json.dumps(environment))
+    step_records.put_environment(run, environment)
     (run / "held_out.jsonl").unlink()
     hint = answered("evaluate", run)[1]["error"]["hint"]
     assert hint == f"put the file back; if a job trained the run: skill-train pull {run}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import step_records
 import tiny
 from command_child import Commands, Done
 from skill_train.machine.training_program import train_program
@@ -156,14 +157,14 @@ def test_the_weights_of_the_base_are_a_fact_of_a_run(commands: Commands, trained
     digest = hashlib.sha256((trained / "base" / "model.safetensors").read_bytes()).hexdigest()
     assert environment["base_weights"]["model.safetensors"]["sha256"] == digest
     other = environment | {"base_weights": {"model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}
-    (run / "environment.json").write_text(json.dumps(other))
+    step_records.put_environment(run, other)
     done = _call(commands, trained, f"diff run {run}")
     assert done.error == (6, "different_recipe"), done.stdout + done.stderr
     assert [each["fact"] for each in done.answer["data"]["recipe"]] == [
         "base_weights.model.safetensors.bytes",
         "base_weights.model.safetensors.sha256",
     ]
-    (run / "environment.json").write_text(json.dumps({**environment, "base_weights": None}))
+    step_records.put_environment(run, {**environment, "base_weights": None})
     done = _call(commands, trained, f"diff run {run}")
     assert done.data["recipe"] == [] and "base_weights: only run A has a record" in done.data["not_compared"]
     assert _call(commands, trained, f"diff {run} {run}").data["verdict"] == "same"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import step_records
 import tiny
 from one_command import answered
 from skill_train.gguf.export_files import model_of
@@ -60,12 +62,9 @@ def test_a_question_without_it_is_told(run: Path) -> None:
 def test_a_run_of_an_earlier_version_claims_nothing(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "environment.json").read_text())
     assert record["data"].pop("system_sha256")
-    kept = (run / "environment.json").read_text()
-    (run / "environment.json").write_text(json.dumps(record))
-    try:
-        assert "no_system" not in codes("chat", run, "--prompt", "Hello", "--max-tokens", 1)
-    finally:
-        (run / "environment.json").write_text(kept)
+    run = Path(shutil.copytree(run, tmp_path / "run"))
+    step_records.put_environment(run, record)
+    assert "no_system" not in codes("chat", run, "--prompt", "Hello", "--max-tokens", 1)
 
 
 def _row(*roles: str, text: object = "a") -> dict[str, object]:

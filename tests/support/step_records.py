@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +32,14 @@ def trained(outputs: dict[str, FileDigest], *, rows: int = 40, steps: int = 1, *
         ),
         figures=TrainFigures(**figures),
     )
+
+
+def put_environment(run: Path, record: Any) -> None:
+    """Another `environment.json` in a run, as an earlier version wrote it: `train.json` has no digest of it."""
+    (run / "environment.json").write_text(json.dumps(record))
+    training = json.loads((run / "train.json").read_text())
+    training["outputs"].pop("environment.json", None)
+    (run / "train.json").write_text(json.dumps(training))
 
 
 def merged(adapter: dict[str, FileDigest], outputs: dict[str, FileDigest]) -> MergeRecord:
