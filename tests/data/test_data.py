@@ -87,6 +87,20 @@ def test_a_good_dataset_ends_with_0(tmp_path: Path, row: Any, verdict: str, data
     assert answer["next"] == ([] if verdict == "ready" else ["skill-train data rows.jsonl --fix rows.fixed.jsonl"])
 
 
+def test_rows_that_train_alike_are_counted_as_fix_drops_them(tmp_path: Path) -> None:
+    """`data` compared the bytes of the lines, so it said less than `--fix` dropped and than the training repeated."""
+    row = {"prompt": "2+2?", "completion": "4"}
+    alike = [row | {"id": 1}, row | {"id": 2}, {"completion": "4", "prompt": "2+2?", "tools": None}]
+    path = write_data(tmp_path, [*alike, row | {"completion": "5"}])
+    _, answer = _data(path, "--fix", "out.jsonl")
+    assert answer["data"]["problems"]["duplicate"]["lines"] == [2, 3]
+    assert (answer["data"]["fix"]["rows"], answer["data"]["fix"]["left_out"]) == (2, {"duplicate": 2})
+    others = write_data(tmp_path, [row, {"other": 1}, {"other": 2}, row | {"prompt": ["2+2?"]}])
+    assert _data(others)[1]["data"]["problems"]["duplicate"] == {"rows": 0}
+    kto = [row | {"label": label} for label in (True, False)]
+    assert _data(write_data(tmp_path, kto), "--method", "kto")[1]["data"]["problems"]["duplicate"] == {"rows": 0}
+
+
 @pytest.mark.parametrize("row", [g[1] for g in GOOD], ids=[g[0] for g in GOOD])
 def test_the_fixed_file_is_ready_and_scanned(tmp_path: Path, row: Any) -> None:
     path = write_data(tmp_path, [row, row])
