@@ -243,6 +243,14 @@ def test_an_estimate_without_a_measurement_is_neither_right_nor_wrong() -> None:
     assert outside["within"] is False
 
 
+def test_a_second_try_with_a_smaller_layout_has_no_estimate() -> None:
+    """As in the answer of `local`: the plan estimated the layout for which memory did not suffice."""
+    plan = {"estimates": {"seconds": {"low": 10, "high": 20, "basis": "b"}}}
+    smaller = {"rule": "smaller_layout", "value": "batches of 2", "because": "8 rows did not fit", "source": "s"}
+    row = estimates(run(plan=plan, train={"seconds": 15.0, "smaller_layout": smaller}))["rows"][1]
+    assert (row["within"], row["basis"]) == (None, "another layout: it trained with batches of 2 (8 rows did not fit)")
+
+
 def test_the_cost_of_a_run_whose_first_request_made_no_job() -> None:
     begun = {"state": "started", "job_id": "a" * 24, "cost_usd": 0.4}
     cost = estimates(run(plan={"where": "cloud"}, cloud=whole_records.cloud({}, begun)))["rows"][2]["actual"]

@@ -161,13 +161,17 @@ def training(run: ReportedRun) -> views.TrainingView | None:
 
 
 def estimates(run: ReportedRun) -> views.EstimatesView:
-    """Estimated ranges beside the measurements. `within` is None if one of the two is unknown."""
+    """Estimated ranges beside the measurements. `within` is None if one of the two is unknown, or if a second try
+    trained with a smaller layout than the estimated one."""
     plan, train = run["plan"], run["train"]
     rows = [
         _estimate(plan, "memory", "memory_bytes", size, _peak(run)),
         _estimate(plan, "time", "seconds", duration, train.figure(duration, "seconds")),
         _estimate(plan, "cost", "cost_usd", dollars, _cost(run)),
     ]
+    if smaller := train.get("smaller_layout"):
+        other = f"another layout: it trained with {smaller['value']} ({smaller['because']})"
+        rows = [{**row, "within": None, "basis": other} for row in rows]
     parts: list[views.EstimatePartView] = [
         {
             "what": f"{quantity}: {part['name']}",
