@@ -132,23 +132,22 @@ def warn_of_seen(console: Console, data: TrainedData) -> None:
 
 def warn_of_base_rows(console: Console, run: RunDir) -> bool:
     """Warns of held-out rows that the runs which made the base may have trained on. Returns whether it warned."""
-    warnings = _sentences(lambda: known_to_base(run), "the base", ", and the base was merged there")
-    for warning in warnings:
-        console.warn("base_trained", warning)
-    return bool(warnings)
+    why = ", and the base was merged there"
+    return _warn_of_rows(console, "base_trained", lambda: known_to_base(run), "the base", why)
 
 
 def warn_of_file_rows(console: Console, run: RunDir, gguf: Path) -> bool:
     """Warns of held-out rows that the run of another run's file may have trained on. Returns whether it warned."""
-    warnings = _sentences(lambda: known_to_file(run, gguf), str(gguf), f", and {gguf.name} comes from there")
-    for warning in warnings:
-        console.warn("file_trained", warning)
-    return bool(warnings)
+    why = f", and {gguf.name} comes from there"
+    return _warn_of_rows(console, "file_trained", lambda: known_to_file(run, gguf), str(gguf), why)
 
 
-def _sentences(found: Callable[[], Iterator[str]], model: str, why: str) -> list[str]:
+def _warn_of_rows(console: Console, code: str, found: Callable[[], Iterator[str]], model: str, why: str) -> bool:
     again = "a run with the same data, held_out_fraction and seed holds out the same rows"
     try:
-        return [f"{each}{why}; {again}" for each in found()]
+        warnings = [f"{each}{why}; {again}" for each in found()]
     except UsageError as error:  # only a warning, because the training is done
-        return [f"whether {model} was trained on held-out rows is not known: {error.message}"]
+        warnings = [f"whether {model} was trained on held-out rows is not known: {error.message}"]
+    for warning in warnings:
+        console.warn(code, warning)
+    return bool(warnings)

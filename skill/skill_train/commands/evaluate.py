@@ -31,6 +31,7 @@ ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of a row; the record has all
 _DIGITS = 6
 _NAMED = 5  # lines of rows in a warning
+_OF_A_ROW = ("line", "prompt", "expected", "answers")  # of an answered row, in the answer
 _Figures = TypeVar("_Figures", ModelFigures, FigureDifference)
 
 
@@ -247,10 +248,7 @@ def _data(run: RunDir, shown: Evaluation, *, reused: bool) -> dict[str, object]:
         "score": shown.score,
         "models": [{key: model[key] for key in model if key not in left_out} for model in models],
         "differences": msgspec.to_builtins(shown.differences),
-        "answers": [
-            {"line": row.line, "prompt": row.prompt, "expected": row.expected, "answers": row.answers}
-            for row in shown.answers
-        ],
+        "answers": [{key: getattr(row, key) for key in _OF_A_ROW} for row in shown.answers],
         "record": str(run.record("evaluate")),
         "reused": reused,
     }

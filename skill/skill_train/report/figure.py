@@ -121,17 +121,18 @@ class ReportedRun:
         """Whether a model was converted, or the adapter alone."""
         return bool(self["convert"] or self["lora_gguf"])
 
-    def exported(self) -> dict[str, tuple[str, str]]:
-        """By file name: the step that made the file, and its name in that step's record."""
+    def exported(self, *steps: str) -> dict[str, tuple[str, str]]:
+        """By file name: the step that made the file, and its name in that step's record. The default are the language
+        models."""
         return {
             str(name).rpartition("/")[2]: (step, str(name))
-            for step in ("convert", "quantize")
+            for step in steps or ("convert", "quantize")
             for name, _ in self[step].items("outputs")
         }
 
     def projectors(self) -> dict[str, tuple[str, str]]:
         """The files that read pictures, in the form of `exported`."""
-        return {str(name).rpartition("/")[2]: ("mmproj", str(name)) for name, _ in self["mmproj"].items("outputs")}
+        return self.exported("mmproj")
 
     def trained(self, folder: str) -> dict[str, str]:
         """Digests of the files that training wrote, by file name: in `adapter`, or in `merged` if every weight was

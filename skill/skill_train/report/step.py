@@ -98,10 +98,9 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
         room = MOST_CHARACTERS // len(runs)
         read = [
             dataclasses.replace(
-                reported,
+                _on_disk(run, reported),
                 pictures=shown_pictures(run, reported.evaluation, room),
                 base_may_know=run.path in base_may_know,
-                **_on_disk(run, reported),
             )
             for run, reported in zip(runs, read, strict=True)
         ]
@@ -143,17 +142,11 @@ def _headline(run: ReportedRun) -> RunHeadline:
     }  # fmt: skip
 
 
-class _OnDisk(TypedDict, total=False):
-    replaced: tuple[str, ...]
-    gone: tuple[str, ...]
-    strange: tuple[str, ...]
-
-
-def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
-    """The verified files that were replaced or are gone. The merged model is not read, because users run its GGUF
-    files."""
+def _on_disk(run: RunDir, reported: ReportedRun) -> ReportedRun:
+    """The run with its verified files that were replaced or are gone. The merged model is not read, because users run
+    its GGUF files."""
     if reported.proof is None:
-        return {}
+        return reported
     inputs, outputs = reported.proof.inputs, reported.exported() | reported.projectors()
     adapter = inputs.adapter if isinstance(inputs.adapter, Mapping) else {}
     files = {run.gguf / name: digest for name, digest in inputs.ggufs.items()}
@@ -162,7 +155,7 @@ def _on_disk(run: RunDir, reported: ReportedRun) -> _OnDisk:
     gone = [name for name in outputs if not (run.gguf / name).is_file()]
     named = {*inputs.ggufs, *outputs, *(one[0] for one in inputs.unread if one)}
     strange = [file.name for file in run.exported if file.name not in named]
-    return {"replaced": tuple(replaced), "gone": tuple(gone), "strange": tuple(strange)}
+    return dataclasses.replace(reported, replaced=tuple(replaced), gone=tuple(gone), strange=tuple(strange))
 
 
 def _require_ours(out: Path) -> None:
