@@ -87,7 +87,7 @@ def write_proof(folder: Path, **verdicts: str) -> None:
 
 
 def page_of(folder: Path) -> Page:
-    report([RunDir(folder)], out=folder / "report.html", progress=lambda done, total, text: None)
+    report([RunDir(folder)], out=folder / "report.html", progress=lambda done, total, text: None, warn=print)
     return Page((folder / "report.html").read_text())
 
 

@@ -64,7 +64,7 @@ def plain(run: Path) -> Path:
 
 def make(*runs: Path, out: Path | None = None) -> Page:
     target = out or runs[0] / "report.html"
-    report([RunDir(run) for run in runs], out=target, progress=lambda done, total, text: None)
+    report([RunDir(run) for run in runs], out=target, progress=lambda done, total, text: None, warn=print)
     page = Page(target.read_text(encoding="utf-8"))
     page.at = target
     return page

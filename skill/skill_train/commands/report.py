@@ -38,7 +38,7 @@ def report(options: ReportOptions, console: Console) -> Result:
     for model in (name for run in evaluated for name in evaluate_record.read(run.record("evaluate")).perhaps_trained):
         console.warn("file_trained", f"{model} is of another run, which may have trained on some of these rows")
     with console.progress("report") as progress:
-        data = step.report(opened, out=out, progress=progress, base_may_know=may_know)
+        data = step.report(opened, out=out, progress=progress, warn=console.warn, base_may_know=may_know)
     following = dict.fromkeys(run["next"] for run in data["runs"] if run["next"])
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=[*following])
 

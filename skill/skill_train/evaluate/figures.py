@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from skill_train.evaluate.backends import Model, Question, Replies
 from skill_train.evaluate.bootstrap import Interval, paired
 from skill_train.llama.logit_distance import SAME_LOSS
-from skill_train.run.evaluate_record import FigureDifference, ModelFigures
+from skill_train.run.evaluate_record import FEW_ROWS, FigureDifference, ModelFigures
 
 NOISE = "inside the noise"
 SAME = "same within noise"
-FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 _LOWER_IS_BETTER = ("loss",)
 _SAME_SCORE = 1e-6  # of the larger score, for sums in another order; only the user knows which difference matters
 

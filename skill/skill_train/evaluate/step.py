@@ -7,7 +7,6 @@ score is a result, not an error.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import require_writable
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of, unknown_token, unmeasured
-from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
+from skill_train.evaluate.figures import ModelReplies, differences, figures
 from skill_train.evaluate.pictures import require_pictures, turns_of
 from skill_train.evaluate.scorer_worker import Reply
 from skill_train.evaluate.scores import Scoring, exact, scores
@@ -251,11 +250,8 @@ def _warn(questions: list[Question], loss_on: str, warn: Warn) -> None:
             "not_asked",
             f"{len(questions) - able} of {len(questions)} rows are texts or were cut: they count for the loss only",
         )
-    if len(questions) < FEW_ROWS:
-        warn(
-            "few_rows",
-            f"{len(questions)} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences",
-        )
+    if few := evaluate_record.few_rows(len(questions)):
+        warn("few_rows", few)
 
 
 def _model_progress(progress: Bar, number: int, models: list[Model]) -> Bar:
@@ -285,17 +281,9 @@ def end_of(text: str, most: int) -> str:
 
 
 def blind(models: list[evaluate_record.ModelFigures], base: Path) -> str:
-    """A sentence that names the models that are worse than blind guessing; empty if there are none.
-
-    Blind guessing gives every token the same chance, so its perplexity is the size of the vocabulary.
-    """
+    """A sentence that names the models that are worse than blind guessing; empty if there are none."""
     config = read_config(base)
-    size = text_config(config).get("vocab_size") or config.get("vocab_size")
-    guess = math.log(size) if size else math.inf
-    worse = [model for model in models if model.loss is not None and model.loss > guess]
-    named = [f"{model.name} (loss {model.loss:.4g})" for model in worse]
-    among = f"worse than blind guessing among {size:,} tokens, which has {guess:.4g}" if named else ""
-    return f"{', '.join(named)}: {among}" if named else ""
+    return evaluate_record.blind(models, text_config(config).get("vocab_size") or config.get("vocab_size"))
 
 
 def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> evaluate_record.EvaluationInputs:

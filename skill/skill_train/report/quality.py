@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
-from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, blind, few_rows, telling
 
 MOST_ANSWERS = 12  # prompts that are shown side by side
 NOT_MEASURED = "not measured"
@@ -78,7 +78,15 @@ def quality(run: ReportedRun) -> QualityView | None:
     }
 
 
+def worse_than_blind(run: ReportedRun, *, of_base: bool) -> str:
+    """A sentence that names the evaluated models that are worse than blind guessing; empty if there are none."""
+    models = run.evaluation.models if run.evaluation is not None else []
+    vocabulary = run["plan"].get("facts", "model", "vocab_size")
+    return blind([model for model in models if of_base or model.name != "base"], vocabulary)
+
+
 def _doubts(run: ReportedRun, evaluation: Evaluation) -> Iterator[str]:
+    yield from filter(None, (few_rows(evaluation.rows), worse_than_blind(run, of_base=True)))
     if run.base_may_know:
         yield "The base was merged by an earlier run, which may have trained on some of these rows."
     if run["train"].get("data", "held_out_trained") != 0:
@@ -101,14 +109,21 @@ def answers(run: ReportedRun) -> AnswersView | None:
         rows_shown = [
             _answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(evaluated, MOST_ANSWERS)
         ]
-        return {"rows": rows_shown, "of": len(evaluated), "source": "evaluate.json", "note": run.pictures.note}
+        notes = " ".join(filter(None, (sensitive(run), run.pictures.note)))
+        return {"rows": rows_shown, "of": len(evaluated), "source": "evaluate.json", "note": notes}
     answer = run["train"].get("answer")
     if answer is None:
         return None
     pair: list[AnswerView] = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
     prompt = answer.get("prompt", "")
     rows: list[PromptView] = [{"prompt": prompt, "pictures": [], "expected": None, "answers": pair}]
-    return {"rows": rows, "of": 1, "source": "train.json", "note": ""}
+    return {"rows": rows, "of": 1, "source": "train.json", "note": sensitive(run)}
+
+
+def sensitive(run: ReportedRun) -> str:
+    """What to know before the page is passed on; empty if the recipe does not call the data sensitive."""
+    private = run["plan"].get("policy", "sensitive")
+    return "The page shows rows of data that the recipe calls sensitive: do not pass it on." if private else ""
 
 
 _WHEN = (("base", "before"), ("tuned", "after"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from skill_train.core.units import dollars, duration
 from skill_train.report import artifacts, views
 from skill_train.report.figure import Figure, Record, ReportedRun, Shown, differ
-from skill_train.report.quality import answers, measured, quality
+from skill_train.report.quality import answers, measured, quality, worse_than_blind
 from skill_train.report.words import marked, number, rate, share, size
 from skill_train.run.cloud_record import continue_words
 from skill_train.run.records import Number
@@ -82,8 +82,9 @@ def _proven(run: ReportedRun, proof: Proof) -> views.VerdictView:
     of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
     of += "" if here else ", by the records alone"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
-    lost = here and run.gone
-    word = "warn" if lost and proof.verdict == "pass" else proof.verdict
+    lost, blind = here and run.gone, worse_than_blind(run, of_base=False)
+    because += [blind] if blind else []
+    word = "warn" if (lost or blind) and proof.verdict == "pass" else proof.verdict
     return _verdict(word, f"{head[word]}: {of}", because, run.command("export-gguf") if lost else "")
 
 

@@ -17,7 +17,7 @@ from typing import Literal, TypedDict
 import msgspec
 
 from skill_train.core import resources
-from skill_train.core.console import Bar
+from skill_train.core.console import Bar, Warn
 from skill_train.core.digests import is_file_of
 from skill_train.core.errors import UsageError, not_installed, quoted, system_error
 from skill_train.core.files import write_text
@@ -27,6 +27,7 @@ from skill_train.report.artifacts import missing
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.demo_record import Demo
 from skill_train.report.figure import ReportedRun
+from skill_train.report.quality import sensitive, worse_than_blind
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, run_view, verdict
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
@@ -80,10 +81,11 @@ class Report(TypedDict):
     same: list[SameView]
 
 
-def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple[Path, ...] = ()) -> Report:
+def report(runs: list[RunDir], *, out: Path, progress: Bar, warn: Warn, base_may_know: tuple[Path, ...] = ()) -> Report:
     """Writes the page; the file is complete or unchanged.
 
     Args:
+        warn: gets a code and a sentence for what a reader of the answer must know of the page.
         base_may_know: runs whose base may have been trained on their held-out rows.
 
     Raises:
@@ -129,6 +131,11 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, base_may_know: tuple
         refusal.hint += ", or use another --out"
         raise refusal from None
     progress(3, 3, str(out))
+    for run, view in zip(read, views, strict=True):
+        if blind := worse_than_blind(run, of_base=False):
+            warn("blind", f"{run.name}: {blind}")
+        if view["answers"] is not None and (private := sensitive(run)):
+            warn("sensitive_rows", f"{run.name}: {private}")
     headlines = [_headline(dataclasses.replace(one, call=str(run.path))) for run, one in zip(runs, read, strict=True)]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
 

@@ -101,7 +101,7 @@ class ModelDifferenceView(TypedDict):
 
 
 class QualityView(TypedDict):
-    """The `figures` are in the order of `measures`. `doubts`: who may have trained on the rows."""
+    """The `figures` are in the order of `measures`. `doubts`: what to know before they are read."""
 
     doubts: list[str]
     rows: Figure

@@ -14,6 +14,8 @@ from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
 from skill_train.run.train_record import Row
 
+FEW_ROWS = 30  # below this many an interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
+
 
 class ModelInputs(msgspec.Struct, frozen=True):
     """The files that one model was read from."""
@@ -139,6 +141,23 @@ def can_be_asked(row: Row, loss_on: str) -> bool:
 def spread(rows: list[Row], most: int) -> list[Row]:
     """At most `most` rows, spread evenly over the list, because the first ones may all be of one kind."""
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
+
+
+def few_rows(rows: int) -> str:
+    """A sentence that says that the rows are few; empty if they are not."""
+    why = f"{rows} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences"
+    return why if rows < FEW_ROWS else ""
+
+
+def blind(models: list[ModelFigures], vocabulary: int | None) -> str:
+    """A sentence that names the models that are worse than blind guessing; empty if there are none.
+
+    Blind guessing gives each of the `vocabulary` tokens the same chance, so its perplexity is that number.
+    """
+    guess = math.log(vocabulary) if vocabulary else math.inf
+    worse = [f"{model.name} (loss {model.loss:.4g})" for model in models if (model.loss or 0.0) > guess]
+    among = f"worse than blind guessing among {vocabulary:,} tokens, which has {guess:.4g}" if worse else ""
+    return f"{', '.join(worse)}: {among}" if worse else ""
 
 
 def telling(rows: list[AnsweredRow], most: int) -> list[AnsweredRow]:
