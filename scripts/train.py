@@ -6965,14 +6965,11 @@ FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can b
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
     """TRL's trainer with every argument set. Rows are already tokenized and masked, so TRL prepares nothing."""
-    import datasets
     import torch
     import transformers
     from trl import SFTTrainer
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    quiet_libraries()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
@@ -6983,11 +6980,6 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     check_vocabulary(model, data)
     check_positions(model.config, data)
     pictures = data.get("pictures")
-    rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
-    if pictures is not None:
-        rows = [row | {"place": place} for place, row in enumerate(rows)]
-    order = longest_first(data["order"], [len(row["input_ids"]) for row in rows], recipe["effective_batch_size"])
-    dataset = datasets.Dataset.from_list(rows).select(order)
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
         def create_optimizer(self, *positional: Any) -> Any:
@@ -7009,14 +7001,13 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
             """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
             before the training compute as the training does."""
             half = torch.float16 if self.args.fp16 else torch.bfloat16 if self.args.bf16 else None
-            if half is None:
-                return super().autocast_smart_context_manager(*positional)
-            return torch.autocast(placement["device"], half)
+            plain = super().autocast_smart_context_manager
+            return plain(*positional) if half is None else torch.autocast(placement["device"], half)
 
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=dataset,
+        train_dataset=rows_as_fed(recipe, data),
         processing_class=tokenizer,
         data_collator=None if pictures is None else PictureCollator(data["train"], pictures, tokenizer),
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
@@ -7032,6 +7023,26 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     # whose tokens it would count in each batch alone, so that they weigh more in a batch with few of them.
     trainer._loss_shifts_labels = trainer.model_accepts_loss_kwargs = True
     return trainer
+
+
+def quiet_libraries() -> None:
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+def rows_as_fed(recipe: Recipe, data: Data) -> Any:
+    """The training rows, in the order in which the trainer reads them. With pictures, each has its place in the data."""
+    import datasets
+
+    rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    if data.get("pictures") is not None:
+        rows = [row | {"place": place} for place, row in enumerate(rows)]
+    order = longest_first(data["order"], [len(row["input_ids"]) for row in rows], recipe["effective_batch_size"])
+    return datasets.Dataset.from_list(rows).select(order)
 
 
 def require_plans_way(trainer: Any, placement: Placement) -> None:
