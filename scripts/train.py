@@ -7035,7 +7035,7 @@ def quiet_libraries() -> None:
 
 
 def rows_as_fed(recipe: Recipe, data: Data) -> Any:
-    """The training rows, in the order in which the trainer reads them. With pictures, each has its place in the data."""
+    """The training rows, in the order in which the trainer reads them. Rows with pictures have their places."""
     import datasets
 
     rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]

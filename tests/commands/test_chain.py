@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 
 import gguf_maker
@@ -176,8 +177,29 @@ def test_a_file_of_another_run_is_not_said_to_hold_this_runs_adapter(tmp_path: P
     shutil.copyfile(gguf_maker.exported("gemma").file("q8_0"), file)
     code, answer = answered("verify", run.path, "--tokens", 64)
     detail = next(c["detail"] for c in answer["data"]["checks"] if (c["name"], c["file"]) == ("tuned", file.name))
-    why = "the file changed after it was exported" if recorded else "no export record names this file"
+    why = "the file changed after it was exported" if recorded else "no export record names this file or has its bytes"
     assert code == 6 and detail.startswith(f"{why}, and may hold another tuning; if it is this one: "), detail
+
+
+@pytest.mark.slow
+def test_a_file_from_elsewhere_is_held_against_the_records_of_a_run(tmp_path: Path) -> None:
+    """A changed bit of a weight lies within every bound, so the figures alone do not tell the file of a run."""
+    run = shared_runs.chain().run
+    own = next(path for path in RunDir(run).exported if path.name.endswith("-q8_0.gguf"))
+    sent, changed = tmp_path / "sent.gguf", tmp_path / "changed.gguf"
+    shutil.copyfile(own, sent)
+    written = bytearray(own.read_bytes())
+    [up] = [tensor for tensor in GGUFReader(own).tensors if tensor.name == "blk.0.ffn_up.weight"]
+    written[up.data_offset + 40] ^= 1  # one of 127 steps of one weight
+    changed.write_bytes(written)
+    before = (run / "verify.json").read_bytes()
+    for question in ([run], ["--reference", run / "merged"]):
+        code, answer = answered("verify", *question, "--gguf", sent, "--gguf", changed, "--tokens", 64)
+        verdicts = {c["file"]: c["verdict"] for c in answer["data"]["checks"] if c["name"] == "digest"}
+        assert (code, answer["data"]["verdict"]) == (0, "warn"), answer
+        assert verdicts == {"sent.gguf": "pass", "changed.gguf": "warn"}
+        (tmp_path / "verify.json").unlink()
+    assert (run / "verify.json").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -286,7 +286,7 @@ def test_a_mix_of_a_run_is_made_again_from_its_record_and_verified(run: Path) ->
     assert exported(run, mix=run / "quantize.json")[0]["reused"] is True
     with pytest.raises(UsageError, match="asks for it without one"):  # both were made with the run's own matrix
         exported(run, mix=run / "quantize.json", imatrix="none")
-    proof = verify.verify_run(Console("quiet", "verify"), open_run(run), 256).data
+    proof = verify.verify_run(Console("quiet", "verify"), open_run(run), verify.VerifyOptions(tokens=256)).data
     for name in (made.name, again.name):
         own = {check["name"]: check["verdict"] for check in proof["checks"] if check["file"] == name}
         assert (own["types"], own["logits"], own["digest"]) == ("pass", "pass", "pass")

@@ -320,7 +320,7 @@ def answered(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     record = train_record.read(Path(tiny.__file__).parent / "data" / "runs" / "demo" / "train.json")
     of_no_rows = msgspec.structs.replace(record, data=train_record.TrainedData(rows=0, train_rows=0, held_out_rows=0))
     monkeypatch.setattr("skill_train.commands.verify.trained", lambda _: of_no_rows)
-    return verify_command.verify_run(Console("quiet", "verify"), run, 128).data
+    return verify_command.verify_run(Console("quiet", "verify"), run, verify_command.VerifyOptions(tokens=128)).data
 
 
 def test_a_run_with_the_adapters_file_alone_is_verified(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

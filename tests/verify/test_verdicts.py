@@ -357,10 +357,19 @@ def test_the_noise_of_a_mixture_is_that_of_the_files_type() -> None:
 
 def test_a_file_that_changed_after_its_export() -> None:
     file, digest = gguf("m.gguf", 1, ["F16"]), FileDigest(bytes=3, sha256="a")
-    assert check_digest(file, digest, digest).verdict == "pass"  # type: ignore[union-attr]
+    assert check_digest(file, digest, {"m.gguf": digest}).verdict == "pass"  # type: ignore[union-attr]
     for other in (FileDigest(bytes=4, sha256="a"), FileDigest(bytes=3, sha256="b")):
-        assert check_digest(file, digest, other).verdict == "fail"  # type: ignore[union-attr]
-    assert isinstance(check_digest(file, digest, None), NotChecked)
+        assert check_digest(file, digest, {"m.gguf": other}).verdict == "fail"  # type: ignore[union-attr]
+    assert isinstance(check_digest(file, digest, {}), NotChecked)
+
+
+def test_a_file_of_another_name_is_known_by_its_bytes() -> None:
+    """One that no export wrote is not proven by the figures alone: within their bounds lies a changed bit."""
+    file, digest = gguf("m.gguf", 1, ["F16"]), FileDigest(bytes=3, sha256="a")
+    own = check_digest(file, digest, {"x.gguf": FileDigest(bytes=9, sha256="z"), "runs/a/gguf/n.gguf": digest})
+    assert isinstance(own, Check) and own.verdict == "pass" and "exported as runs/a/gguf/n.gguf" in own.detail
+    strange = check_digest(file, digest, {"n.gguf": FileDigest(bytes=3, sha256="b")})
+    assert isinstance(strange, Check) and (strange.verdict, strange.threshold) == ("warn", "one of 1 exported files")
 
 
 def test_a_model_without_routers_gets_no_wider_bounds() -> None:

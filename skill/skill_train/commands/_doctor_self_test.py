@@ -98,6 +98,6 @@ def _trained(console: Console, run: RunDir, plan: Plan) -> None:
 def _verified(console: Console, run: RunDir) -> None:
     from skill_train.commands import verify
 
-    result = verify.verify_run(console, run, _TOKENS)
+    result = verify.verify_run(console, run, verify.VerifyOptions(tokens=_TOKENS))
     if result.error is not None:
         raise result.error

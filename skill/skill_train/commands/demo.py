@@ -102,7 +102,7 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     export_gguf.export_run(console, run, ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
     exported = export_record.outputs(run.path, "convert", "quantize")
     projector = export_record.outputs(run.path, "mmproj") if method == "vision" else {}
-    verify.verify_run(console, run, 2048)
+    verify.verify_run(console, run, verify.VerifyOptions(tokens=2048))
     return _Chain(trained, merged, exported, projector, verify_record.read(run.record("verify")))
 
 

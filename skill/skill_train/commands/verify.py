@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class VerifyOptions:
     base: str | None = option(
         None, "Base model, to check that the file is the tuned model and not the base. Without RUN."
     )
-    gguf: tuple[Path, ...] = option((), "File to check; repeat for more. Without RUN.", PATH)
+    gguf: tuple[Path, ...] = option((), "File to check; repeat for more.  [default: all in RUN/gguf]", PATH)
     tokens: int | None = option(
         None, "Most tokens to compare.  [default: 2048; above 250M weights 256, quantized 128]", Whole(16, MOST_COUNTED)
     )
@@ -57,9 +57,8 @@ class VerifyOptions:
 def verify(options: VerifyOptions, console: Console) -> Result:
     """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""
     if options.run is not None:
-        others = {"--reference": options.reference, "--base": options.base, "--gguf": options.gguf}
-        require_only_run("verify", others)
-        return verify_run(console, open_run(options.run), options.tokens, options.out, options.engine)
+        require_only_run("verify", {"--reference": options.reference, "--base": options.base})
+        return verify_run(console, open_run(options.run), options)
     if options.reference is None or not options.gguf:
         raise UsageError(
             "verify needs a run, or a reference and at least one GGUF file",
@@ -112,55 +111,66 @@ def _record_beside(ggufs: tuple[Path, ...], out: Path | None = None) -> Path:
     return record
 
 
-def verify_run(
-    console: Console, run: RunDir, tokens: int | None, out: Path | None = None, engines: tuple[str, ...] = ()
-) -> Result:
-    """Verifies every GGUF file of a run against base + adapter, or against the fully trained model."""
+def verify_run(console: Console, run: RunDir, options: VerifyOptions) -> Result:
+    """Verifies the named files, or every GGUF file of a run, against base + adapter, or the fully trained model."""
     from skill_train.verify.step import VerifyRequest
 
     with locked(run, "verify"):
-        training = trained(run)
-        if not run.exported:
-            raise UsageError(
-                f"{run.path} has no GGUF file yet",
-                code="missing_step",
-                expected="files in gguf/",
-                hint=f"skill-train export-gguf {quoted(run.path)}",
-            )
-        record = run.record("verify")
-        if out is not None and os.path.realpath(out) != os.path.realpath(record):
-            record = _record_beside(tuple(run.exported), out)
-        gone = [str(path) for path in recorded(run) if not path.is_file()]
-        if gone:
-            console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
+        training, pictures = trained(run), _pictures(run)
+        record, lost = run.record("verify"), () if options.gguf else _lost_files(console, run)
+        named, out = tuple(options.gguf or run.exported), options.out
+        if options.gguf or (out is not None and os.path.realpath(out) != os.path.realpath(record)):
+            record = _record_beside(named, out)
+        if options.gguf and pictures is not None:
+            pictures = replace(pictures, expected="")  # a file alone is no export without its projector
         base, held_out = base_of(run), read_rows(run.held_out)
         if run.held_out.is_file() and (held_out or training.data.held_out_rows):
             require_rows(held_out, run.path, training.data.held_out_rows)
         samples = read_rows(run.samples)
         if run.samples.is_file():
             require_samples(samples, run.path, training.data.train_rows)
-        steps = ["evaluate", "report"] if held_out or training.data.held_out_rows else ["report"]
         request = VerifyRequest(
             reference=run.merged if run.is_full else base,
             adapter=None if run.is_full else run.adapter,
             base=base,
-            ggufs=run.exported,
-            unread=unread(run) + _lost_rows(console, run, training.data),
+            ggufs=list(named),
+            unread=lost + _lost_rows(console, run, training.data),
             rows=samples,
             held_out=held_out,
             record=record,
             run=run.path,
-            tokens=tokens,
-            pictures=_pictures(run),
-            engines=engines,
+            tokens=options.tokens,
+            pictures=pictures,
+            engines=options.engine,
         )
-        following = [f"skill-train {step} {quoted(run.path)}" for step in steps]
-        result = _verify(console, request, following)
+        if options.gguf:
+            return _verify(console, request, [])
+        steps = ["evaluate", "report"] if held_out or training.data.held_out_rows else ["report"]
+        result = _verify(console, request, [f"skill-train {step} {quoted(run.path)}" for step in steps])
         try:
             _warn_of_modelfile(console, run)
         except (SkillTrainError, OSError) as error:  # only a warning, because the proof is written
             console.warn("not_compared", f"{run.gguf / 'Modelfile'} was not compared with what is exported: {error}")
         return result
+
+
+def _lost_files(console: Console, run: RunDir) -> tuple[tuple[str, str], ...]:
+    """The files of a run that cannot be verified, each with a reason for the proof.
+
+    Raises:
+        UsageError: nothing was exported.
+    """
+    if not run.exported:
+        raise UsageError(
+            f"{run.path} has no GGUF file yet",
+            code="missing_step",
+            expected="files in gguf/",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
+    gone = [str(path) for path in recorded(run) if not path.is_file()]
+    if gone:
+        console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
+    return unread(run)
 
 
 def _lost_rows(console: Console, run: RunDir, data: TrainedData) -> tuple[tuple[str, str], ...]:

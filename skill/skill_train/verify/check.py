@@ -51,10 +51,9 @@ class Findings:
             else:
                 self.not_checked.append(finding)
 
-    def doubt_tuned(self, exports: object) -> None:
+    def doubt_tuned(self) -> None:
         """If `tuned` does not pass and the file is not the exported one, says so at the start of the check's detail."""
-        why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict == "fail"}
-        why |= {one.file: one.reason for one in self.not_checked if one.name == "digest" and exports}
+        why = {one.file: one.detail for one in self.checks if one.name == "digest" and one.verdict != "pass"}
         for place, one in enumerate(self.checks):
             if one.name == "tuned" and one.verdict != "pass" and one.file in why:
                 detail = f"{why[one.file]}, and may hold another tuning; if it is this one: {one.detail}"

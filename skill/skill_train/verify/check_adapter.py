@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits
 from skill_train.verify.check import Findings, problems
 from skill_train.verify.questions import MeasuredReference
-from skill_train.verify.run_checks import export_records, job_of
+from skill_train.verify.run_checks import job_of
 from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.adapter import check_lora_weights
 
@@ -57,7 +58,7 @@ def judge_adapters(
     adapters: list[GgufFile],
     reference: MeasuredReference,
     findings: Findings,
-    run: Path,
+    exports: Mapping[str, FileDigest],
     digests: dict[str, FileDigest],
     folder: Path,
 ) -> None:
@@ -67,7 +68,6 @@ def judge_adapters(
         folder: temporary; the base's GGUF file is written there.
     """
     base: GgufFile | SkillTrainError | None = None
-    exports = export_records(run, [gguf.path for gguf in adapters])
     for gguf in adapters:
         name = gguf.path.name
         if reference.adapter is None:
@@ -76,7 +76,7 @@ def judge_adapters(
         base = base or _base_file(reference.folder, folder)
         findings.add(
             check_header.check_file(gguf),
-            check_header.check_digest(gguf, digests[name], exports.get(name)),
+            check_header.check_digest(gguf, digests[name], exports),
             _check_types(gguf),
             _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
         )

@@ -59,6 +59,7 @@ class PreparedFiles:
         weights: the result of `weights.check.compare_weights`.
         own_templates: the result of the function of that name.
         digests: of all files that are judged, by name.
+        exports: the result of `export_records`.
     """
 
     files: list[GgufFile]
@@ -66,6 +67,7 @@ class PreparedFiles:
     own_templates: dict[str, OwnRendering]
     draft: Draft
     digests: dict[str, FileDigest]
+    exports: dict[str, ExportedFile]
 
 
 def judge(
@@ -77,7 +79,6 @@ def judge(
     cores, a third file would only make the others wait.
     """
     files, count = prepared.files, len(prepared.digests)
-    exports = export_records(run, [gguf.path for gguf in files])
     wrong = {check.file for found in prepared.weights.values() for check in found if _is_wrong(check)}
     plain = unquantized([gguf for gguf in files if gguf.path.name not in wrong])
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
@@ -87,10 +88,10 @@ def judge(
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, count + 1, name)
-            exported = exports.get(name)
+            exported = prepared.exports.get(name)
             findings.add(
                 check_header.check_file(gguf),
-                check_header.check_digest(gguf, prepared.digests[name], exported),
+                check_header.check_digest(gguf, prepared.digests[name], prepared.exports),
                 *prepared.weights[name],
                 _types(gguf, exported.get("tensor_types") if exported else None),
             )
@@ -206,12 +207,17 @@ def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
     return files
 
 
-def export_records(run: Path, files: Iterable[Path]) -> dict[str, ExportedFile]:
+def export_records(run: Path, files: Iterable[Path], other: Path | None = None) -> dict[str, ExportedFile]:
     """What the export steps recorded of each file, by its name. The records come from the run and from the files' own
-    folders."""
+    folders. Those of `other`, the run of the reference, have their paths for names."""
     recorded = {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
     beside = {file.name: export_record.outputs(file.parent).get(file.name) for file in files}
-    return recorded | {name: exported for name, exported in beside.items() if exported is not None}
+    elsewhere = {} if other is None else export_record.outputs(other)
+    return (
+        {str(other / name): exported for name, exported in elsewhere.items() if other is not None}
+        | recorded
+        | {name: exported for name, exported in beside.items() if exported is not None}
+    )
 
 
 def _judge_static(

@@ -150,16 +150,16 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             measured, compared = _measure(questions, request.base, files, scratch, drafting, rounding)
             reference = MeasuredReference(**vars(questions), measured=measured)
             scope = scoping.result()
-            prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
+            exports = export_records(run, request.ggufs, None if request.run else request.reference.parent)
+            sums = scope.inputs.ggufs
+            prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), sums, exports)
             judge(reference, findings, run, prepared, warn, progress)
-            judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, scratch)
-            exports = export_records(run, request.ggufs)
-            findings.doubt_tuned(exports)
+            judge_adapters(adapters, reference, findings, exports, sums, scratch)
+            findings.doubt_tuned()
             if request.run is None:
                 findings.doubt_source(request.ggufs, scope.inputs.reference)
         for gguf in projectors:
-            name = gguf.path.name
-            findings.add(check_digest(gguf, scope.inputs.ggufs[name], exports.get(name)))
+            findings.add(check_digest(gguf, scope.inputs.ggufs[gguf.path.name], exports))
         picture_questions = judge_projectors(projectors, files, request, findings, progress)
         judge_in_engines(
             InEngines(engines, reference, held_out, files, projectors, picture_questions), findings, progress
