@@ -163,14 +163,15 @@ def doubt_of_training(choice: Chosen) -> str:
     run, model = RunDir(choice.where), choice.model
     if not RunDir.is_one(run.path) or not (model.is_gguf or model.path == run.merged):
         return ""
-    outputs, stale = train_record.read(run.record("train")).outputs, False
-    if run.record("merge").is_file():
-        merged = merge_record.read(run.record("merge"))
-        stale = any(outputs.get(f"adapter/{name}", digest) != digest for name, digest in merged.inputs.adapter.items())
-        outputs = merged.outputs
-    if model.is_gguf and run.record("convert").is_file():
-        inputs = export_record.read(run.record("convert")).inputs
-        stale |= any(outputs.get(f"merged/{name}", digest) != digest for name, digest in inputs.items())
+    outputs, record, convert = (
+        train_record.read(run.record("train")).outputs,
+        run.record("merge"),
+        run.record("convert"),
+    )
+    merge = merge_record.read(record) if record.is_file() else None
+    adapter, merged = (merge.inputs.adapter, merge.outputs) if merge is not None else ({}, {})
+    converted = export_record.read(convert).inputs if model.is_gguf and convert.is_file() else {}
+    stale = merge_record.is_of_earlier_training(outputs, adapter, merged, converted)
     return f"{model.name} was made of an earlier training of {run.path}, by its records" if stale else ""
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
-from skill_train.run.evaluate_record import AnsweredRow, Evaluation, blind, few_rows, telling
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
+from skill_train.run.merge_record import is_of_earlier_training
 
 MOST_ANSWERS = 12  # prompts that are shown side by side
 NOT_MEASURED = "not measured"
@@ -91,6 +92,11 @@ def _doubts(run: ReportedRun, evaluation: Evaluation) -> Iterator[str]:
         yield "The base was merged by an earlier run, which may have trained on some of these rows."
     if run["train"].get("data", "held_out_trained") != 0:
         yield "The run may have trained on some of these rows: an earlier version divided them."
+    merge = run["merge"]
+    made = merge.get("inputs", "adapter", default={}), merge.get("outputs", default={})
+    converted = run["convert"].get("inputs", default={})
+    if run.exported() and is_of_earlier_training(run["train"].get("outputs", default={}), *made, converted):
+        yield "The files were made of an earlier training of this run, by its records."
     for model in evaluation.perhaps_trained:
         yield f"{model} is of another run, which may have trained on some of these rows."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
@@ -125,6 +126,21 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: Whole | None = None
     outputs: dict[FileName, FileDigest]
     finished_at: str | None = None
+
+
+Digests = Mapping[str, FileDigest]
+
+
+def is_of_earlier_training(trained: Digests, adapter: Digests, merged: Digests, converted: Digests) -> bool:
+    """Whether a merged model, or a GGUF file, was made of another training than the present one.
+
+    Args:
+        trained: the outputs of `train.json`.
+        adapter, merged: the adapter and the outputs of `merge.json`; empty without one.
+        converted: the inputs of `convert.json`; empty for the merged model itself.
+    """
+    stale = any(trained.get(f"adapter/{name}", digest) != digest for name, digest in adapter.items())
+    return stale or any((merged or trained).get(f"merged/{name}", each) != each for name, each in converted.items())
 
 
 def read(path: Path) -> MergeRecord:
