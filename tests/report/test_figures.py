@@ -324,6 +324,15 @@ def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: s
     assert ("evaluated, but other files than these" in [one["said"] for one in view["missing"]]) is left_out
 
 
+def test_the_figures_of_the_demo_go_with_the_evaluation_that_they_are_from() -> None:
+    """`demo` measures with `evaluate`: the figures of other files came back from its own table."""
+    model: dict[str, Any] = {"model": FILE | {"sha256": "ee"}}
+    record = whole_records.evaluation(inputs={"models": {"m-q8_0.gguf": model}}, models=[{"name": "m-q8_0.gguf"}])
+    demo = whole_records.demo({"stage": "q8_0", "tokens_per_second": 100.0})
+    (file,) = run_view(run(train=trained(), convert=CONVERT, evaluate=record, demo=demo).without_outdated())["files"]
+    assert (file["exact_match"].text, file["speed"].text) == ("not measured", "not measured")
+
+
 def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out() -> None:
     train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
     tuned = {"model": {"model.safetensors": ADAPTER}, "adapter": None}

@@ -145,10 +145,11 @@ class ReportedRun:
         }
 
     def without_outdated(self) -> ReportedRun:
-        """The run without its evaluation, if that is of other files and its figures would be beside the wrong files."""
+        """The run without its evaluation, if that is of other files and its figures would be beside the wrong files.
+        The demo's figures are from the evaluation."""
         if self.evaluation is None or not self._is_outdated(self.evaluation):
             return self
-        return dataclasses.replace(self, evaluation=None, outdated=(*self.outdated, "evaluate"))
+        return dataclasses.replace(self, evaluation=None, demo=None, outdated=(*self.outdated, "evaluate"))
 
     def _is_outdated(self, evaluation: Evaluation) -> bool:
         models = evaluation.inputs.models
