@@ -152,6 +152,17 @@ def test_the_proof_is_of_the_checks_and_quotes_no_text() -> None:
     assert "compared with the model" not in made("adapter", proof=proof(checks=checks))[1]
 
 
+def test_what_was_not_checked_is_in_the_table_of_the_proof() -> None:
+    """The card said pass, and a reader could not see that no logits were compared. A reason may quote a row."""
+    checks = [{"name": "weights", "file": Q8, "verdict": "pass", "detail": "all as trained"}]
+    names = ("logits", "trained_is_shipped", "everything else")
+    skipped = [{"name": name, "file": Q8, "reason": "of a row"} for name in names]
+    _, page = made("gguf", ggufs={Q8: 1}, proof=proof(checks=checks, not_checked=skipped))
+    table = page.split("## Proof")[1].split("| --- | --- | --- | --- |\n")[1].split("\n\n")[0]
+    assert table.splitlines()[1:] == [f"| {Q8} | {name} | not checked | |" for name in ("logits", "everything else")]
+    assert "of a row" not in page
+
+
 def test_figures_are_of_the_files_that_are_pushed() -> None:
     model = {"loss": 0.51239, "exact_match": 0.756, "asked_rows": 41}
     shown = {"model": Q8, "against": "tuned", "difference": 0.01, "low": -0.02, "high": 0.04, "says": "no | difference"}

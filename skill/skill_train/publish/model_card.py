@@ -234,6 +234,8 @@ def _proof(facts: CardFacts) -> str:
         return ""
     rows = [check for check in facts.proof.checks if check.name in _PROOF]
     table = [f"| {_safe(check.file)} | {check.name} | {check.verdict} | {_cell(check)} |" for check in rows]
+    skipped = [one for one in facts.proof.not_checked if one.name in (*_PROOF, "everything else")]
+    table += [f"| {_safe(one.file)} | {one.name} | not checked | |" for one in skipped]
     tokens = facts.proof.samples.get("tokens")
     head = (
         f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`. It proves "
