@@ -139,6 +139,18 @@ def test_losses_are_told_and_not_judged() -> None:
     assert found.losses == {"steps": 8, "equal": False, "largest_difference": 0.25, "at_step": 5}
 
 
+def test_a_loss_that_is_no_number_is_not_equal_to_one() -> None:
+    """The losses of a run that diverged `differ by up to 0 (step None)`."""
+    found = diff.compare(recorded(), changed("metrics", 6, "loss", to=None))
+    assert found.losses == {"steps": 7, "equal": True, "largest_difference": 0.0, "at_step": None}
+    assert (found.verdict, found.not_compared) == ("incomplete", ["loss of step 7: only run A has a record"])
+    found = diff.compare(changed("metrics", 6, "loss", to=None), recorded())
+    assert found.not_compared == ["loss of step 7: only run B has a record"]
+    ended = dataclasses.replace(recorded(), metrics=changed("metrics", 6, "loss", to=None).metrics[:7])
+    found = diff.compare(recorded(), ended)
+    assert found.not_compared == [f"{what}: only run A has a record" for what in ("loss of step 7", "steps after 7")]
+
+
 # --- The quantized files ---
 
 

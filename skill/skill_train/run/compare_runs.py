@@ -258,11 +258,17 @@ def _steps(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
 
 
 def _other_steps(a: ComparedRun, b: ComparedRun) -> list[str]:
-    """The steps that only one run has. A run that has not ended, or that failed, has fewer steps."""
+    """The steps, or losses, that only one run has. A run that has not ended, or that failed, has fewer steps. A loss
+    that was no number has no record."""
+    missing = [
+        _missing(f"loss of step {x.step}", x.loss, y.loss)
+        for x, y in _pairs(a, b)
+        if (x.loss is None) != (y.loss is None)
+    ][:1]
     counts = len(a.metrics), len(b.metrics)
-    if not all(counts) or counts[0] == counts[1]:
-        return []
-    return [f"steps after {min(counts)}: only run {'A' if counts[0] > counts[1] else 'B'} has a record"]
+    if all(counts) and counts[0] != counts[1]:
+        missing.append(f"steps after {min(counts)}: only run {'A' if counts[0] > counts[1] else 'B'} has a record")
+    return missing
 
 
 def _losses(a: ComparedRun, b: ComparedRun) -> Losses | None:
@@ -272,8 +278,9 @@ def _losses(a: ComparedRun, b: ComparedRun) -> Losses | None:
     if not far:
         return None
     largest, step = max(far)
-    equal = all(x == y for _, x, y in pairs)
-    return {"steps": len(pairs), "equal": equal, "largest_difference": largest, "at_step": step if largest else None}
+    return {
+        "steps": len(far), "equal": not largest, "largest_difference": largest, "at_step": step if largest else None,
+    }  # fmt: skip
 
 
 def _pairs(a: ComparedRun, b: ComparedRun) -> list[tuple[StepLine, StepLine]]:
