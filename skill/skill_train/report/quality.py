@@ -92,10 +92,8 @@ def _doubts(run: ReportedRun, evaluation: Evaluation) -> Iterator[str]:
         yield "The base was merged by an earlier run, which may have trained on some of these rows."
     if run["train"].get("data", "held_out_trained") != 0:
         yield "The run may have trained on some of these rows: an earlier version divided them."
-    merge = run["merge"]
-    made = merge.get("inputs", "adapter", default={}), merge.get("outputs", default={})
-    converted = run["convert"].get("inputs", default={})
-    if run.exported() and is_of_earlier_training(run["train"].get("outputs", default={}), *made, converted):
+    keys = (("train", "outputs"), ("merge", "inputs", "adapter"), ("merge", "outputs"), ("convert", "inputs"))
+    if run.exported() and is_of_earlier_training(*(run[step].get(*path, default={}) for step, *path in keys)):
         yield "The files were made of an earlier training of this run, by its records."
     for model in evaluation.perhaps_trained:
         yield f"{model} is of another run, which may have trained on some of these rows."
