@@ -293,8 +293,34 @@ def test_files_of_an_earlier_training_are_doubted(adapter: str, merged: str, dou
     }
     convert = CONVERT | {"inputs": {"config.json": {"bytes": 1, "sha256": merged}}}
     train = trained() | {"data": {"held_out_trained": 0}}
-    quality = run_view(run(train=train, merge=merge, convert=convert, evaluate=whole_records.evaluation()))["quality"]
+    quality = run_view(run(train=train, merge=merge, convert=convert, evaluate=whole_records.evaluation(rows=30)))[
+        "quality"
+    ]
     assert quality is not None and len(quality["doubts"]) == doubted
+
+
+@pytest.mark.parametrize(("loss", "word", "headline"), [(6.9, "pass", "Proven: "), (6.91, "warn", "Proven, with w")])
+def test_files_that_guess_worse_than_chance_are_no_success(loss: float, word: str, headline: str) -> None:
+    """They are those of the trained model, and `evaluate` alone said that it learned nothing. ln 1000 is 6.9078."""
+    models = [{"name": "base", "loss": 9.0}, {"name": "tuned", "loss": loss}]
+    documents = {"train": trained(), "convert": CONVERT, "plan": {"facts": {"model": {"vocab_size": 1000}}}}
+    view = run_view(run(verify=proven("pass"), evaluate=whole_records.evaluation(models=models), **documents))
+    told, quality = view["verdict"], view["quality"]
+    assert told["word"] == word and told["headline"].startswith(headline)
+    assert ["tuned (loss 6.91): worse than blind" in line for line in told["because"]] == [True] * (word == "warn")
+    assert quality is not None and "base (loss 9)" in " ".join(quality["doubts"])
+    assert "20 rows: below 30 the intervals are too narrow" in quality["doubts"][0]
+
+
+@pytest.mark.parametrize(("private", "notes"), [(True, 2), (False, 0)])
+def test_rows_of_sensitive_data_are_not_shown_without_a_word(private: bool, notes: int) -> None:
+    """The page is the one file of a run that people send."""
+    row = {"line": 1, "prompt": "a", "expected": "b", "answers": {"base": "c"}, "exact": {}, "scores": {}}
+    answer = {"prompt": "a", "before": "b", "after": "c"}
+    plan = {"policy": {"sensitive": private}}
+    evaluated = run(plan=plan, train=trained(), evaluate=whole_records.evaluation(answers=[row]))
+    views = [run_view(one)["answers"] for one in (evaluated, run(plan=plan, train=trained() | {"answer": answer}))]
+    assert sum("do not pass it on" in view["note"] for view in views if view is not None) == notes
 
 
 def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> None:

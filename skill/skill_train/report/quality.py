@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
-from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, blind, few_rows, telling
 from skill_train.run.merge_record import is_of_earlier_training
 
 MOST_ANSWERS = 12  # prompts that are shown side by side
