@@ -15,7 +15,7 @@ import pytest
 import fed_runs
 import tiny
 from command_child import Commands
-from hub_emulator import Hub, Lie
+from hub_emulator import Fault, Hub, Lie
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +87,28 @@ def test_rows_with_other_bytes_than_the_hub_announced_are_refused(
     assert fed == [list(cells) for cells in CELLS]
     hub.faults.clear()
     hub.faults.struck.clear()
+
+
+def test_in_a_job_settings_that_cannot_be_fetched_are_not_taken_for_missing(
+    desk: tuple[Hub, Commands, Path], tmp_path: Path
+) -> None:
+    """`datasets` would read the files that it finds by their names: other rows, without a word."""
+    hub, commands, home = desk
+    said = [json.dumps({"question": asked, "answer": "yes"}) + "\n" for asked in ("These?", "These too?")]
+    settings = b"configs:\n- config_name: default\n  data_files: good/*.jsonl\n"
+    files = {"train.jsonl": b'{"question": "Not these?", "answer": "no"}\n', ".huggingface.yaml": settings}
+    hub.add("dataset", "me/table", {**files, "good/rows.jsonl": "".join(said).encode()})
+    words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--where", "local"]
+    planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
+    assert planned.code == 0, planned.stdout
+    hub.faults.add("HEAD .*/.huggingface.yaml$", Fault(520), times=2)
+    job = hub.environment(tmp_path / "home") | {"SKILL_TRAIN_RUN": "0123456789ab"}
+    [fed] = fed_runs.ask(job, tmp_path / "plan.json")
+    hub.faults.clear()
+    hub.faults.struck.clear()
+    assert fed.get("code", "trained") == "hub_unreachable", fed
+    [fed] = fed_runs.ask(job, "--raw", tmp_path / "plan.json")
+    assert fed == [["These?", "yes"], ["These too?", "yes"]]
 
 
 def test_a_slice_that_only_datasets_has_is_read_by_it(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:

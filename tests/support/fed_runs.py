@@ -20,7 +20,7 @@ import training
 from skill_train.gguf.quality.texts import texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.program.chat.labels import fed_digest
-from skill_train.program.events import Refused, write_rows
+from skill_train.program.events import Refused, explained_errors, write_rows
 from skill_train.program.main import SAMPLE_ROWS, load_data, load_pictures
 from skill_train.program.rows import iter_rows
 from skill_train.program.split import Data
@@ -74,8 +74,9 @@ def rows_of(plan: str) -> dict[str, Any]:
     pictures. Or what it refuses."""
     recipe = json.loads(Path(plan).read_text())["recipe"]
     try:
-        tokenizer = load_tokenizer(recipe["model"], None)
-        data = load_data(recipe, tokenizer, None, load_pictures(recipe, tokenizer))
+        with explained_errors():
+            tokenizer = load_tokenizer(recipe["model"], None)
+            data = load_data(recipe, tokenizer, None, load_pictures(recipe, tokenizer))
     except Refused as refusal:
         return {"exit_code": refusal.exit_code} | refusal.error
     rows = data["train"] + data["held_out"]

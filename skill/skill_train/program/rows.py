@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from skill_train.program.events import EXIT_TEMPORARY, Refused, file_digest, lacks_memory
+from skill_train.program.events import EXIT_TEMPORARY, Refused, file_digest, lacks_memory, run_id
 from skill_train.program.examples import (
     MEND,
     RepeatedKey,
@@ -434,6 +434,8 @@ def saved_parts(folder: Path) -> list[Path]:
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
+    if run_id() is not None:
+        bring_settings(name, revision)
     files = files_of_split(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
     # Of tables, `datasets` would make numbers of texts, and nothing of `NA`.
     if files and all(file.name.endswith(TABLE_FILES) for file in files) and SLICE.fullmatch(split):
@@ -448,6 +450,21 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
             require_announced(path)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
+
+
+def bring_settings(name: str, revision: str | None) -> None:
+    """Brings the settings of a dataset to the cache. `datasets` 5.2 takes one that it cannot fetch for one that the
+    dataset does not have, and reads other files. A job has fetched nothing yet."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for file in (".huggingface.yaml", "dataset_infos.json"):
+        try:
+            hf_hub_download(name, file, repo_type="dataset", revision=revision)
+        except LocalEntryNotFoundError:  # it could not be fetched
+            raise
+        except EntryNotFoundError:
+            continue
 
 
 def files_of_split(builder: Any, split: str) -> list[HubFile]:
