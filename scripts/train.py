@@ -6347,6 +6347,8 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             # FSDP shards only floating point weights, so with it the 4-bit values are stored in numbers of that type.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
+    if run_id() is not None and not Path(recipe["model"]).is_dir():
+        bring_weights(recipe)
     with readable(recipe["model"]):
         config = config_with(recipe["model"], recipe["revision"], placement["attn_implementation"])
         config._attn_implementation = attention_kernel(recipe, placement["attn_implementation"], config)
@@ -6363,11 +6365,14 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     return model
 
 
-def read_back(recipe: Recipe, folder: Path, like: Any) -> Any:
-    """The whole model that a folder holds, in the type and with the kernel of the model `like`."""
-    config = config_with(str(folder), None, like.config._attn_implementation)
-    options = {"dtype": like.dtype, "trust_remote_code": False, "use_safetensors": True}
-    return model_class(recipe).from_pretrained(folder, config=config, **options)
+def bring_weights(recipe: Recipe) -> None:
+    """Brings the weights of a base on the Hub to the cache: transformers 5.23 takes weights that it cannot fetch for
+    missing ones. A job has fetched none yet."""
+    from huggingface_hub import snapshot_download
+
+    index = model_file(recipe["model"], recipe["revision"], INDEX)
+    names = sorted(set(weight_map(Path(index)).values())) if index is not None else [SINGLE]
+    snapshot_download(recipe["model"], revision=recipe["revision"], allow_patterns=names)
 
 
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:

@@ -42,7 +42,7 @@ from pathlib import Path
 from skill_train.machine.training_program import train_program
 from skill_train.program import main
 from skill_train.program.cloud import job, push
-job.KEEP_SECONDS, push.PAUSES, job.PAUSES = 0.02, (0, 0), (0,) * 4
+job.KEEP_SECONDS, push.PAUSES, job.PAUSES = 0.02, (0, 0), (0,) * 5
 job.PROGRAM = Path(os.environ.get("TEST_PROGRAM", train_program()))
 sys.exit(main.main(sys.argv[1:]))
 """
@@ -188,11 +188,12 @@ def test_a_model_that_cannot_be_read_is_explained(
 
 
 def test_a_dropped_connection_costs_no_job(hub: Hub, tmp_path: Path) -> None:
-    """One in each try: transformers reports some as a tokenizer that it cannot load, and datasets as a missing file.
+    """One in each try: transformers reports some as a tokenizer or weights that are missing, datasets as missing data.
     One request is never answered."""
     run = _write_on_hub(hub, tmp_path / "run", max_steps=2)
     faults = [("me/tiny/.*/config.json", NO_ANSWER), ("me/tiny/.*chat_template.jinja", NO_ANSWER)]
-    faults += [("datasets/me/rows/.*README.md", Fault(520)), ("me/tiny/.*safetensors", Fault(502))]
+    faults += [("datasets/me/rows/.*README.md", Fault(520)), ("me/tiny/.*l.safetensors", Fault(520))]
+    faults += [("me/tiny/.*l.safetensors", Fault(502))]
     for path, fault in faults:
         hub.faults.add(f"{'GET' if fault.status == 502 else 'HEAD'} /{path}$", fault)
     hub.faults.add("GET /api/models/me/tiny/tree/[0-9a-f]+$", Fault(seconds=600))
@@ -204,8 +205,8 @@ def test_a_dropped_connection_costs_no_job(hub: Hub, tmp_path: Path) -> None:
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 0, output
     events = training.events(output)
-    assert [e["error"]["code"] for e in events if e["event"] == "failed"] == ["hub_unreachable"] * 4
-    assert (len(hub.faults.struck), events[-1]["event"]) == (5, "pushed")
+    assert [e["error"]["code"] for e in events if e["event"] == "failed"] == ["hub_unreachable"] * 5
+    assert (len(hub.faults.struck), events[-1]["event"]) == (6, "pushed")
     assert not (run / "train.failed.json").exists()
 
 
