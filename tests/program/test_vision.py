@@ -121,6 +121,18 @@ def test_each_trained_token_of_a_step_weighs_the_same(kind: str, tmp_path: Path)
     assert steps[0] == pytest.approx(steps[1], rel=1e-5)
 
 
+def test_a_long_row_of_text_among_rows_with_pictures_trains(tmp_path: Path) -> None:
+    """The checks compute the logits of its end as the trainer does."""
+    rows = rows_of_colours(tmp_path / "data", 4)
+    for row in rows:
+        row["images"] = []
+        row["messages"][0]["content"] *= 30
+    data = training.write_data(tmp_path / "data", [*rows_of_colours(tmp_path / "data", 1), *rows])
+    run = write_run(tmp_path / "run", "gemma3", data=data, max_steps=1)
+    done = _train(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("values", "unused"),
     [

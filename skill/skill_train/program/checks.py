@@ -119,13 +119,10 @@ class Checks:
         self.add("batches_are_valid", verdict, share, detail)
 
     def losses_of_end(self, row: EncodedRow) -> tuple[float, float]:
-        """The trainer's loss of a row, and the cross-entropy of the model's logits: over the `RELOAD_TOKENS` tokens
-        up to the last trained one. A row with pictures keeps its beginning."""
+        """The trainer's loss of a row, and the cross-entropy of the model's logits, over its last tokens."""
         import torch
 
-        end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
-        at = slice(0 if self.pictures is not None else max(0, end - RELOAD_TOKENS), end)
-        some: Any = row | {"input_ids": row["input_ids"][at], "labels": row["labels"][at]}
+        some = self.end_of(row, RELOAD_TOKENS)
         logits = self.logits(self.trainer.model, some)[0, :-1]
         labels = torch.tensor(some["labels"][1:], device=logits.device)
         plain = float(torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED))
@@ -183,17 +180,16 @@ class Checks:
         self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row, up to its last trained token: together they need the memory of one batch at most."""
-        if self.pictures is not None:  # a picture cannot be cut
-            return list(rows)
+        """The end of each row. Together they need the memory of one batch at most, where they have no pictures."""
         batch = self.trainer.args.per_device_train_batch_size
-        keep = max(2, self.recipe["max_length"] * batch // len(rows))
-        short: list[Tokens] = []
-        for row in rows:
-            end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
-            at = slice(max(0, end - keep), end)
-            short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
-        return short
+        return [self.end_of(row, max(2, self.recipe["max_length"] * batch // len(rows))) for row in rows]
+
+    def end_of(self, row: Any, keep: int) -> Any:
+        """The row up to its last trained token, with so many tokens. A row with pictures stays: they cannot be cut."""
+        if row.get("images"):
+            return row
+        end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
+        return row | {name: row[name][max(0, end - keep) : end] for name in ("input_ids", "labels")}
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
         """The gradient of the trainer's own mean loss over all batches, without dropout, one tensor a weight. The
