@@ -133,6 +133,22 @@ def test_a_long_row_of_text_among_rows_with_pictures_trains(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
+@pytest.mark.parametrize("loss_on", ["assistant", "all"])
+def test_a_row_is_asked_with_all_its_pictures(kind: str, loss_on: str, tmp_path: Path) -> None:
+    """The answer before and after the training is that to the last picture, also where something before it trains."""
+    rows = rows_of_colours(tmp_path / "data", 4)
+    for row in rows:
+        row["messages"][0]["content"] = "<image> Which colour?"
+        row["messages"] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi."}, *row["messages"]]
+    data = training.write_data(tmp_path / "data", rows)
+    run = write_run(tmp_path / "run", kind, data=data, max_steps=1, loss_on=loss_on)
+    done = _train(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    prompt = json.loads((run / "train.json").read_text())["answer"]["prompt"]
+    assert "Hi." in prompt and ("colour" in prompt) == (loss_on == "assistant")
+
+
 @pytest.mark.parametrize(
     ("values", "unused"),
     [

@@ -312,11 +312,13 @@ class Checks:
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The text and ids before the first trained token of a held-out row; of a training row if none is held out."""
-        row = self.asked_row()
-        first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
-        ids = row["input_ids"][: max(first, 1)]
-        return self.tokenizer.decode(ids), ids
+        """The text and ids before the first trained token of a held-out row, or of a training row if none is held out.
+        They hold all pictures of the row, without which the model cannot be asked."""
+        ids, labels = (self.asked_row()[name] for name in ("input_ids", "labels"))
+        picture = self.pictures.token_id if self.pictures is not None else None
+        least = max((at for at, token in enumerate(ids) if token == picture), default=0) + 1
+        first = next((at for at in range(least, len(ids)) if labels[at] != IGNORED), len(ids))
+        return self.tokenizer.decode(ids[:first]), ids[:first]
 
     def asked_row(self) -> EncodedRow:
         return (self.data["held_out"] or self.rows)[0]
