@@ -107,6 +107,15 @@ def test_a_pair_answers_as_the_model_where_it_resizes_alike(here: Path) -> None:
     assert replies.answers[0] == own.answers[0] and replies.answers[2] == own.answers[2]
 
 
+def test_a_pair_answers_rows_of_which_none_has_a_picture(here: Path) -> None:
+    pair, rows = picture_pairs.pair("qwen3-vl"), held_out("qwen3-vl", here / "qwen3-vl")
+    seen = picture_pairs.read_by(tiny_vision.cached("qwen3-vl"), here / "qwen3-vl" / "run")
+    model = Model("f16", pair.text, pictures=seen, projector=pair.projector)
+    asks = questions(rows, loss_on="assistant", room=ROOM, context=None)
+    of_all, of_text = (ask_pair(model, some, lambda _: None) for some in (asks, asks[2:]))
+    assert (of_text.losses, of_text.answers) == (of_all.losses[2:], of_all.answers[2:])
+
+
 def test_a_pair_answers_as_the_model_that_was_trained_on_its_pixels(here: Path) -> None:
     """A wide picture of Gemma 3, amid borders and without the blank lines around it. The pixels of the model's own
     processor, which are as many, give another loss."""

@@ -172,6 +172,8 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
         picture_questions.append(
             picture_answers.PairQuestion(text, question.turns.images, question.answer, question.most)
         )
+    if not picture_questions:
+        return ask_llama_cpp(model, questions, progress)
     result = picture_answers.ask(
         Pair(model.path, model.projector),
         picture_questions,
