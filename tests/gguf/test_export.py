@@ -32,9 +32,11 @@ from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 from skill_train.gguf.quant_types import quantization_types
 from skill_train.llama import get_converter as toolchain
-from skill_train.llama import logit_distance, run_converter
+from skill_train.llama import inference, logit_distance, run_converter
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.inference import InferenceJob
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf, shown
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportRecord
@@ -241,6 +243,38 @@ def test_tensors_that_fall_back_are_listed_and_said(tmp_path: Path) -> None:
     assert {"token_embd.weight", "output.weight"} <= odd
     assert [code for code, _ in warnings] == ["quant_fallback"]
     assert f"{len(odd)} of" in warnings[0][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "stated"),
+    [
+        ("qwen2", "answers-of-Phi-3", "answers-of-Phi_3"),
+        ("llama-spm", "phi3-rows", "phi_3-rows"),
+        ("phi3", "phi3-rows", "phi3-rows"),
+        ("phi3", "rows", "rows (phi-3)"),
+    ],
+)
+def test_a_run_that_is_named_like_phi_3_has_a_file_that_loads(
+    kind: str, name: str, stated: str, tmp_path: Path
+) -> None:
+    """By that name llama.cpp looks up tokens of Phi-3, and lets special tokens swallow white space."""
+    file = output_of(converted(tiny.cached(kind), tmp_path, name=name).record, tmp_path)
+    assert file.name == f"{name}-f16.gguf" and read_gguf(file).metadata["general.name"] == stated
+    own = load_tokenizer(str(tiny.cached(kind)), None)
+    text = f"two{own.all_special_tokens[-1]}\nwords"
+    asked = InferenceJob(gguf=str(file), context_tokens=16, threads=1, plain=[text])
+    assert inference.ask(asked).plain == [own(text, add_special_tokens=False).input_ids]
+
+
+def test_a_phi_3_without_the_tokens_that_its_name_stands_for_has_a_file_that_loads(tmp_path: Path) -> None:
+    """As Phi-4-mini: its special tokens swallow white space, and its vocabulary has no `</s>`."""
+    model = Path(shutil.copytree(tiny_families.folder("phi3"), tmp_path / "model"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    assert "<|endoftext|>" not in tokenizer["model"]["vocab"]
+    tokenizer["added_tokens"][-1]["rstrip"] = True
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    file = output_of(converted(model, tmp_path, name="rows").record, tmp_path)
+    assert inference.ask(InferenceJob(gguf=str(file), context_tokens=16, threads=1, plain=["a"])).plain
 
 
 def test_bf16_weights_become_f16_without_loss_and_the_name_is_kept(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from skill_train.run.export_record import ExportFigures, ExportReason, ExportRec
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, versions
 from skill_train.run.records import read_json
 
+_PHI_3, _OF_PHI_3 = re.compile("(phi)-?3", re.IGNORECASE), {"<unk>", "<s>", "</s>", "<|endoftext|>"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 
 # Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for the converter, torch and a vocabulary of
@@ -171,11 +172,11 @@ def convert_with(
 
 
 def _model_name(model: Path, name: str) -> str:
-    """The value for `general.name`. llama.cpp lets special tokens swallow white space only if that name contains
-    "phi-3" or "phi3" (src/llama-vocab.cpp), so a tuned Phi-3 with another name would get other token ids."""
-    named = any(part in name.lower() for part in ("phi-3", "phi3"))
-    is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
-    return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
+    """The value for `general.name`. llama.cpp lets special tokens swallow white space if and only if that name contains
+    "phi-3" or "phi3", and does not load such a file without all of `_OF_PHI_3` (src/llama-vocab.cpp)."""
+    if read_json(model / "config.json").get("model_type") != "phi3" or not _swallows_space(model):
+        return _PHI_3.sub(r"\1_3", name)
+    return name if _PHI_3.search(name) else f"{name} (phi-3)"
 
 
 def _metadata_file(model: Path, folder: Path) -> Path:
@@ -189,7 +190,7 @@ def _metadata_file(model: Path, folder: Path) -> Path:
 def _swallows_space(model: Path) -> bool:
     file = model / "tokenizer.json"
     added = read_json(file).get("added_tokens", []) if file.is_file() else []
-    return any(token.get("rstrip") for token in added)
+    return any(token.get("rstrip") for token in added) and {token["content"] for token in added} >= _OF_PHI_3
 
 
 def _check_files(model: Path, outtype: str) -> None:
