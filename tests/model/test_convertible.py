@@ -662,6 +662,29 @@ def test_plan_says_before_the_training_what_verify_cannot_judge_whole(tmp_path: 
     assert "dbrx" in message and "at best warn" in message
 
 
+@pytest.mark.parametrize(
+    ("family", "line", "parted"),
+    [
+        ("cohere2", "modules_to_save: [embed_tokens]", True),
+        ("gemma2", "target_modules: [q_proj, embed_tokens]", True),
+        ("cohere2", "target_modules: all-linear", False),
+        ("cohere2", "finetuning_type: full", False),  # both remain one matrix
+        ("gemma3", "modules_to_save: [embed_tokens]", False),  # llama.cpp has a place for its head
+    ],
+)
+def test_plan_tells_of_a_head_of_its_own_that_a_file_has_no_place_for(
+    family: str, line: str, parted: bool, tmp_path: Path, commands: Any
+) -> None:
+    """PEFT trains the embedding, or the head, apart from the other side of the tie, and `merge` unties them."""
+    rows, recipe = tmp_path / "rows.jsonl", tmp_path / "recipe.yaml"
+    rows.write_text("".join(json.dumps({"text": f"Row {number} of apples."}) + "\n" for number in range(9)))
+    recipe.write_text(f"model: {tiny_families.folder(family)}\ndata: {rows}\nmax_steps: 1\n" + line + "\n")
+    answer = json.loads(commands.run(tmp_path, dict(os.environ), "plan", recipe).stdout)
+    assert answer["ok"], answer
+    told = [each["message"] for each in answer["warnings"] if each["code"] == "not_convertible"]
+    assert ["tie_word_embeddings: false" in message for message in told] == [True] * parted
+
+
 def test_plan_local_and_export_say_the_same_words(tmp_path: Path, commands: Any) -> None:
     model, run = built(tmp_path / "model", "falcon", FALCON | {"alibi": True}), tmp_path / "run"
     rows = tmp_path / "rows.jsonl"

@@ -21,10 +21,12 @@ from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.errors import THE_RECIPE
 from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.data.unread import SeenRows, unread_text, unread_text_warning
+from skill_train.estimate.modules import EMBEDDINGS, HEADS
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.cached import known_reading
 from skill_train.machine.read import read_machine
+from skill_train.model.convertible.differences import why_not_untied
 from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, PROVEN, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
@@ -165,7 +167,11 @@ def _facts_of_folder(recipe: Recipe, folder: Path, *, weights_needed: bool) -> M
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
     """Adds facts from the headers of the weights: the parameters of experts if no formula counts them, the parameters
-    that transformers does not load, and the linear layers for all-linear or a family without a list of LoRA targets."""
+    that transformers does not load, and the linear layers for all-linear or a family without a list of LoRA targets.
+    Adds the reason if llama.cpp has no place for the head that an adapter of the embedding, or of the head, parts."""
+    trained = [name.rpartition(".")[2] for name in [*(recipe.modules_to_save or ()), *(recipe.target_modules or ())]]
+    if model.tied_embeddings and recipe.finetuning_type == "lora" and {*trained} & {*EMBEDDINGS, *HEADS}:
+        model = _not_convertible(model, why_not_untied(model.architecture))
     uncounted, listed = model.experts is not None and model.expert_parameters is None, model.model_type in TARGETS
     targets = recipe.target_modules if recipe.finetuning_type == "lora" else None
     saved = recipe.modules_to_save if listed else None  # transformers renames modules of some other families

@@ -102,6 +102,12 @@ _VALUES = (
 )
 
 
+def why_not_untied(name: str) -> str | None:
+    """Why llama.cpp cannot compute a model of this architecture whose embedding an adapter parts from its head."""
+    why = _other_value(name, {"tie_word_embeddings": False})
+    return why and f"{why}, and this adapter parts the two"
+
+
 def _other_value(name: str, text: Config) -> str | None:
     own = name.removesuffix("ForCausalLM")
     rows = (row for row in _VALUES if own in row[-1].split() and text.get(row[1]) is row[2])
