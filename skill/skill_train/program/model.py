@@ -248,6 +248,13 @@ def bring_weights(recipe: Recipe) -> None:
     snapshot_download(recipe["model"], revision=recipe["revision"], allow_patterns=names)
 
 
+def read_back(recipe: Recipe, folder: Path, like: Any) -> Any:
+    """The whole model that a folder holds, in the type and with the kernel of the model `like`."""
+    config = config_with(str(folder), None, like.config._attn_implementation)
+    options = {"dtype": like.dtype, "trust_remote_code": False, "use_safetensors": True}
+    return model_class(recipe).from_pretrained(folder, config=config, **options)
+
+
 def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
     """The digests of the files from which `load_model` has read the weights, by name."""
     name, revision = recipe["model"], recipe["revision"]
