@@ -239,10 +239,13 @@ def test_a_target_that_names_experts_is_refused_before_the_training(model_type: 
 
 def test_the_names_of_experts_are_those_of_peft() -> None:
     conversion = pytest.importorskip("peft.utils.transformers_weight_conversion")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     names = {kind: set(conversion._MOE_TARGET_MODULE_MAPPING[kind]) for kind in conversion._MOE_FUSED_TARGETS}
     types = conversion._MODEL_TO_CONVERSION_PATTERN.items()
     known = {kind: names[pattern] for kind, pattern in types if pattern in names and kind.islower()}
-    assert {kind: set(targets) for kind, targets in OF_EXPERTS.items()} == known
+    ours = {kind: set(targets) for kind, targets in OF_EXPERTS.items() if kind in CONFIG_MAPPING}
+    assert ours == known  # sarvam_mla is of transformers 5.24
 
 
 def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:

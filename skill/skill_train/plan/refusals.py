@@ -17,7 +17,7 @@ OF_EXPERTS = {
             "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
             "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe",
             "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_omni_moe_text",
-            "qwen3_omni_moe_thinker", "solar_open",
+            "qwen3_omni_moe_thinker", "sarvam_mla", "solar_open",
         ),
         ("gate", "gate_proj", "up_proj", "down_proj"),
     ),

@@ -2,11 +2,12 @@
 # requires-python = ">=3.11,<3.14"
 # dependencies = [
 #   "torch==2.13.0",
-#   "transformers==5.23.0",
+#   "transformers==5.24.0",
 #   "trl==1.16.0",
 #   "peft==0.21.2",
 #   "datasets==5.2.0",
 #   "accelerate==1.15.0",
+#   "jinja2==3.1.6",
 #   "huggingface_hub==2.4.0",
 #   "sentencepiece==0.2.3",
 #   "protobuf==7.36.2",
