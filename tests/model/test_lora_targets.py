@@ -58,7 +58,8 @@ MIXTURES |= {"afmoe", "gemma4moe", "mellum", "glm4moelite", "nemotronhmoe", "exa
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 
-ALL = set(tiny_families.FAMILIES) - {"gemma1", "llama-bias", "phi3-long", "falcon7"}
+# The files of EXAONE have other names than its modules: training refuses what plan takes beyond the default targets.
+ALL = set(tiny_families.FAMILIES) - {"gemma1", "llama-bias", "phi3-long", "falcon7", "exaone"}
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(ALL))

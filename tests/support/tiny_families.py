@@ -282,6 +282,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "exaone": ("Exaone", "gpt2", {"head_dim": 16}),  # its files have other names than its modules
     "exaone4": (
         "Exaone4",
         "gpt2",

@@ -17,7 +17,7 @@ TARGETS: dict[str, list[str]] = {
             "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
             "gemma3_text", "smollm3", "olmo", "olmo2", "granite", "cohere", "cohere2", "stablelm", "starcoder2",
             "mllama", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "mistral3", "llava",
-            "glm",
+            "glm", "exaone",
         ),
         _QKVO,
     ),

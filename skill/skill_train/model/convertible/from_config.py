@@ -41,8 +41,8 @@ WINDOW_LEFT_OUT = causal("Dots1 Ministral3 Mistral Mixtral Phi3 Qwen2 Qwen2Moe Q
 # Types of which `verify` is known to judge every weight and number of a file: tests build each, and damage its files.
 PROVEN = frozenset((
     "afmoe", "apertus", "arcee", "bamba", "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "dots1",
-    "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba", "gemma", "gemma2",
-    "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2",
+    "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba", "gemma",
+    "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2",
     "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
     "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "idefics3", "jais2", "jamba", "lfm2", "lfm2_moe",
     "llama", "llama4", "llama4_text", "llava", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral3",
