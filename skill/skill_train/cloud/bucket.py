@@ -8,8 +8,6 @@ A digest is `{"bytes", "sha256"}`. The bucket is written by a program in the job
 it becomes a path here.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from pathlib import Path, PurePosixPath

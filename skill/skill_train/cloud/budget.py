@@ -1,7 +1,5 @@
 """Computes the timeout and the cost of a job: long enough for the estimate, and within `--max-cost`. Pure functions."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

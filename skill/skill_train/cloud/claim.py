@@ -4,8 +4,6 @@ A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, dated by the Hub
 proceeds, and the others wait for its job. A claim counts as long as its job may still appear in the Hub's list.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

@@ -5,8 +5,6 @@ has the stage ERROR like any failure. The program's own record and its last line
 names the source of its words.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

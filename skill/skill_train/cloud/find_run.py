@@ -1,7 +1,5 @@
 """Finds the run that a command's RUN names: a run directory, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

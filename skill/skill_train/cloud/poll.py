@@ -4,8 +4,6 @@ The pauses between two requests grow to 15 seconds; the Hub allows 1,000 request
 rate limits, 2026-08).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The checks before anything is uploaded or paid for. Each error has a hint with the next command."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ After a killed pull, the next pull fetches the missing files. A pull never repla
 `pull.json` names the files that a pull wrote, and is written last.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

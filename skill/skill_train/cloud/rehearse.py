@@ -1,7 +1,5 @@
 """Runs two steps of a job on this machine, with the same program, plan, arguments, environment and folders."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

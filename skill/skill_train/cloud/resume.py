@@ -1,7 +1,5 @@
 """Starts another job for a run whose last job ended without a result: same folder, same program, same plan."""
 
-from __future__ import annotations
-
 import msgspec
 
 from skill_train.cloud import claim, find_run, start_once

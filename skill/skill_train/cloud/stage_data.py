@@ -5,8 +5,6 @@ table beside the pictures of an imagefolder. Pictures that the rows name by a pa
 Other files are not uploaded. A link that leads out of the folder is refused, because it could include any file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ is requested, and after an error it is looked up by its labels before it is requ
 may create its job up to two minutes later, so no other job is created until then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """Submits a run so that it is never lost and never started twice: first the record, then the data, then the job."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import dataclass

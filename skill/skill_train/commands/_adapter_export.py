@@ -1,7 +1,5 @@
 """`export-gguf --lora`: exports only the adapter of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

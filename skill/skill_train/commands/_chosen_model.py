@@ -1,7 +1,5 @@
 """Finds the model that the user chose: base, adapter, merged or a GGUF file of a run, or a GGUF file without a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The parts of a command: a function, a dataclass of options whose fields are declared for click, and a result that is
 printed. Also the options and the types of values that several commands share."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

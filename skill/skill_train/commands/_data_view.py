@@ -1,7 +1,5 @@
 """Draws the answer of `data`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import UNSET

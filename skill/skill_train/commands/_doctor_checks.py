@@ -1,7 +1,5 @@
 """The checks of `doctor`, one function each. A check returns the problem that it finds, and does not raise."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Compares installed packages with the ranges in skill-train's metadata, and with tested combinations."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re

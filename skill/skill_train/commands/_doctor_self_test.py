@@ -1,7 +1,5 @@
 """The self-test of `doctor`: all steps on the embedded model, in a temporary folder."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Building blocks for drawing answers: tables and figures. The console cleans all texts and ignores markup in them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}

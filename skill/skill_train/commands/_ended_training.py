@@ -1,7 +1,5 @@
 """Reports on a training that has ended: measurements beside estimates, the error of its smoke test, and warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict

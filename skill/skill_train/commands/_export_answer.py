@@ -1,7 +1,5 @@
 """The answer of `export-gguf`: the files, the one to ship, the one that the Modelfile names, and the next commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fetches the result of a run: from the bucket of its job, or from the repository that the job pushed it to."""
 
-from __future__ import annotations
-
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull

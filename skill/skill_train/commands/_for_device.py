@@ -1,8 +1,6 @@
 """`--for DEVICE`: the options that describe a device and the limits of a file, and the answer of `plan` and
 `export-gguf`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """Inspects a dataset as training would read it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

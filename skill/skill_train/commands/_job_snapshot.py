@@ -1,7 +1,5 @@
 """The current state of a job: its stage on the Hub, its figures, and why it failed. Also waits for its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 

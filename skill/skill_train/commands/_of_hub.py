@@ -1,7 +1,5 @@
 """The fields of a recipe that apply only to its model or dataset on the Hub, such as the revision."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The output files of a step: their places and names, and GGUF files in an answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

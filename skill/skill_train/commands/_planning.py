@@ -1,7 +1,5 @@
 """Makes the plan of a recipe: reads the facts, makes the decisions, and reports why a plan cannot run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The second file of a vision model, for `export-gguf`: its type, and its part in the answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from skill_train.commands._outputs import ListedFile

@@ -1,7 +1,5 @@
 """`--max-cost`: the cost of all jobs of a plan so far, or at most, whichever folder or machine started them."""
 
-from __future__ import annotations
-
 from skill_train.cloud.poll import patiently
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded

@@ -1,7 +1,5 @@
 """Draws the state of a run for `status` and `wait`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NotRequired, TypedDict

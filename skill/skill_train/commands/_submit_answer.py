@@ -1,8 +1,6 @@
 """The checks of `submit` before anything is sent, and its answers: the decision that the user must make, the job that
 would be sent, or the existing job."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

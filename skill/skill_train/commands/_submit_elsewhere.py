@@ -1,7 +1,5 @@
 """`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or as a notebook."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Prepares what `submit` sends: options, the plan for the cloud, the repository for the result, the run directory."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

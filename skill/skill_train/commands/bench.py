@@ -1,7 +1,5 @@
 """`bench`: measures how many tokens per second each GGUF file reads and writes on this machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

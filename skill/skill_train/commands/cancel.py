@@ -1,7 +1,5 @@
 """`cancel`: cancels a job, and reports what it has stored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

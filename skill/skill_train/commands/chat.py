@@ -1,7 +1,5 @@
 """`chat`: a conversation with a model of a run, with a GGUF file, or with two models side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`demo`: all steps on an embedded model: train, merge, export and verify, with a table of results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`diff`: compares the records of two runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

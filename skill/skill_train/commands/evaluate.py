@@ -1,7 +1,5 @@
 """`evaluate`: measures the base, the tuned model and the GGUF files of a run on its held-out rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """`local`: reads the facts, plans, trains on this machine, and gives the smoke verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """`logs`: shows the log of a job, and follows it."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterable

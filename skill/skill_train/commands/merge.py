@@ -1,7 +1,5 @@
 """`merge`: merges an adapter into its base, tensor by tensor, and checks the result against base + adapter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

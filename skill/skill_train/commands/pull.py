@@ -1,7 +1,5 @@
 """`pull`: fetches the files of a cloud run, and checks their digests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

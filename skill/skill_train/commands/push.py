@@ -1,7 +1,5 @@
 """`push`: sends a run's adapter, merged model or GGUF files to the Hub, with a card that contains the proof."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import asdict, dataclass, replace

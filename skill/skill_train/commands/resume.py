@@ -1,7 +1,5 @@
 """`resume`: continues an unfinished cloud run with a new job."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`serve`: serves a GGUF file with OpenAI's protocol, its own template, and its model's own sampling."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path

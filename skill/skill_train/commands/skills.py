@@ -1,7 +1,5 @@
 """`skills install` and `skills check`: installs the skill for coding agents, and checks installed copies."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`status`: shows the progress of a local run or a job. On a terminal it repeats until the run has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`submit`: plans for the cloud, checks, shows cost and uploads, and starts the job when the user accepts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from skill_train.cloud import find_run, rehearse, stage_data

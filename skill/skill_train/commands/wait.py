@@ -1,7 +1,5 @@
 """`wait`: waits until a job has ended, or until a time limit."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ stdout carries exactly one result: a JSON document, a human summary, or one bare
 to stderr. No command asks a question. Only `typed` reads input: what a person types to a model in a terminal.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

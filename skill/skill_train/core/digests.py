@@ -1,7 +1,5 @@
 """The size and the sha256 of files, each read once."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The JSON answer of a command, within 8 KB and without anything that steers a terminal or looks like a token."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

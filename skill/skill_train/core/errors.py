@@ -15,8 +15,6 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 `cli` prints the error and exits with its code. Any other exception is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

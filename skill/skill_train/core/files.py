@@ -5,8 +5,6 @@ and the next process that writes the same result removes it if its owner has end
 place: one container of one machine since its last start. Temporary folders name their owner too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import hashlib

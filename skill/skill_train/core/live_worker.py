@@ -4,8 +4,6 @@
 Their content is thus in no list of arguments, no environment and no file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ On Linux `ru_maxrss` survives fork and exec. It begins with the value of the par
 parent. VmHWM counts only the program itself, and exists while it runs. macOS counts each program separately.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

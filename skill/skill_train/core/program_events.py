@@ -1,7 +1,5 @@
 """The lines of JSON that the training program prints, with the fields that its callers read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeGuard

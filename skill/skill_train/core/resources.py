@@ -1,8 +1,6 @@
 """Files that are shipped with the package: the demo, the skill, the program of a SkyPilot node. In a checkout they are
 read from the repository."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Searches everything that leaves this machine for secrets. Every byte of a file is read, whatever its kind or size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A token that was found is not printed, and the command ends.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

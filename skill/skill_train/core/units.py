@@ -1,7 +1,5 @@
 """Formats dollars, durations and sizes for a reader. Pure."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -5,8 +5,6 @@ opens one `Waiting` for each command. Without one, such as in a function that a 
 only the limits of the requests apply.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shlex

@@ -1,7 +1,5 @@
 """Checks one row: whether training accepts it, how much text it has, and whether its speakers take turns."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Counts tokens with the model's own tokenizer and template, by the encoder of the training program."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

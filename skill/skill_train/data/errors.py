@@ -1,7 +1,5 @@
 """What is wrong with a dataset as a whole, or with a row of it, in words that say what to do."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inspects a dataset: its format or a suggested mapping, the verdict for each method, and its problems."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ with the `_prepare_dataset` of the trainers of trl 1.16.0): SFT language modelin
 preference; KTO unpaired preference or preference; GRPO prompt-only. The only one that skill-train trains is sft.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Reads a whole dataset once and counts its problems: which kinds, how often, on which lines."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reads a dataset row by row. An unreadable line is returned as a `Broken`, and reading continues."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The digests are sorted, 24 bytes for each row, so that equal ones are neighbours
 file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections.abc import Iterator

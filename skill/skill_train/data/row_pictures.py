@@ -4,8 +4,6 @@ Memory does not grow with their number: 24 bytes of each picture are sorted in a
 the last pictures. `picture_files` finds the files that must lie beside the rows on another machine.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

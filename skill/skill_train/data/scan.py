@@ -1,7 +1,5 @@
 """Reads a dataset once, row by row: its format, the mapping of its columns, and whether every row is complete."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field

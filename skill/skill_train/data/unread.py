@@ -1,7 +1,5 @@
 """Columns of a dataset that the format does not read, though the answers may need them. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Writes the usable rows of a dataset, mapped to the standard columns of their format. The dataset is only read."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,8 +1,6 @@
 """Estimates what the results need: memory to merge, convert and verify, and the size and memory of each quantized file.
 Pure arithmetic; every formula names its source."""
 
-from __future__ import annotations
-
 from skill_train.estimate.decode import UBATCH, cache_bytes
 from skill_train.estimate.modules import per_layer_embeddings
 from skill_train.estimate.step import Part, Range

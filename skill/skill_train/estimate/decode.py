@@ -9,8 +9,6 @@ GPU-Benchmarks-on-LLM-Inference: 8B and 70B, q4_k_m and f16, contexts of 512 to 
 fit lie 10 % off (median), and 9 of 10 inside the range.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

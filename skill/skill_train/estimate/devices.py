@@ -8,8 +8,6 @@ Ampere GA102, Ada and Blackwell and data sheets (the others); for Apple exo-expl
 ggml-org/llama.cpp discussion 4167 (bandwidth). DGX Spark: half of half of half of NVIDIA's "1 PFLOP sparse FP4".
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

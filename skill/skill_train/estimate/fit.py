@@ -1,7 +1,5 @@
 """Which file to ship to a device: the best one that fits its memory and keeps what the user asks for. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ inputs. If every weight trains, each linear layer and each norm also keeps what 
 compares the result with measured peaks.
 """
 
-from __future__ import annotations
-
 from skill_train.core.units import megabytes
 from skill_train.estimate.modules import (
     CAPPED_SCORES,

@@ -1,7 +1,5 @@
 """The modules of a decoder by their usual names: their widths, and what an adapter or a whole copy of them holds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import cache

@@ -4,8 +4,6 @@ Our own runs on an H100 (bench/estimates) had random rows of one length, so the 
 bench/estimates/compare.py computes these figures from its published.json, and a test compares both.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from skill_train.estimate.step import MicroStep, Part

@@ -5,8 +5,6 @@ Sources for the optimizers: torch 2.13 (`torch/optim/*.py`), transformers 5.23 (
 each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

@@ -1,7 +1,5 @@
 """The device that a file is made for: a row of the table of published devices, or what the user states. Pure."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from functools import cache

@@ -4,8 +4,6 @@ The rate is measured if there was a run on this machine (`Calibration`). Otherwi
 times a share that published runs reached.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

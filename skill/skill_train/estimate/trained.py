@@ -1,7 +1,5 @@
 """The memory of the trained parts beside a frozen base: the adapter, whole modules, and DoRA's magnitudes. Pure."""
 
-from __future__ import annotations
-
 from skill_train.core.units import megabytes
 from skill_train.estimate.modules import EMBEDDINGS, HEADS, adapter_parameters, module_widths, saved_parameters, times
 from skill_train.estimate.step import BYTES, MicroStep, Part

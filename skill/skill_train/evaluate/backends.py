@@ -4,8 +4,6 @@ Each backend has a function with the same signature: `ask(model, questions, prog
 folders, llama.cpp reads GGUF files, and vLLM reads folders on CUDA. All losses are computed in fp32.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import time

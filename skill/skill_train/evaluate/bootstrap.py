@@ -1,7 +1,5 @@
 """Computes intervals for the difference between two models: a paired bootstrap over the rows that both were asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 RESAMPLES = 10_000

@@ -1,7 +1,5 @@
 """Computes the figures of an evaluated model, and the differences between two models with their intervals."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

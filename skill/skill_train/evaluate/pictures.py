@@ -1,7 +1,5 @@
 """Prepares held-out rows with pictures: checks the pictures, and makes the inputs of each backend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The file defines `score(prompt: str, answer: str, expected: str) -> float`. It r
 wrote it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Scores answers: by exact match, by a pattern, as JSON, or by the user's own function."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

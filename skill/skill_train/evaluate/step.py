@@ -4,8 +4,6 @@ Every model gets the same token ids, so figures can be compared row by row. The 
 score is a result, not an error.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from dataclasses import dataclass

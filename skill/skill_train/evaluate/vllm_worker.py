@@ -5,8 +5,6 @@ Written for vllm.LLM and vllm.SamplingParams as in vLLM's repository (vllm/sampl
 token has None.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

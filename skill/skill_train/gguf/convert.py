@@ -4,8 +4,6 @@ All checks come before the weights are written: missing files, too little disk o
 tokenizer, weights that no type can hold.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ alpha, and the scale is alpha / rank. llama.cpp applies only pairs of matrices o
 would not be applied exactly is refused here, with the name of the part.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

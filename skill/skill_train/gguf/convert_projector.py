@@ -5,8 +5,6 @@ wrote a file that llama.cpp cannot load (a Gemma 3 without its projector's norm,
 loads both files before either of them gets its final name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Finds the files of an export: the files in the steps' records, and other files beside them."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The step that computes a run's importance matrix, and the checks of a matrix for an export."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

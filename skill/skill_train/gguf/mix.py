@@ -1,8 +1,6 @@
 """The step of `export-gguf --quant auto`: chooses a type for each matrix, by measured divergence, within a size. It can
 also repeat the types of an earlier mix from a file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ The file is `quantize.json` of an export, or a JSON object that has a type for t
 trusted: its names are only compared with the names in the model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A model that was trained with its chat template gets no TEMPLATE. Ollama would u
 the file. TEMPLATE is written in Go's template language, so it would be a second, untested version.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

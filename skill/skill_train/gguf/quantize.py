@@ -4,8 +4,6 @@ First a dry run of llama.cpp reports for every type the exact size, the tensors 
 llama.cpp would refuse. Then each file is made in its own child process, and is recorded as soon as it is complete.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -3,8 +3,6 @@
 The result of a dry run is read from llama.cpp's own log.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import re

@@ -1,7 +1,5 @@
 """The account that the token on this machine belongs to. The token stays inside huggingface_hub."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

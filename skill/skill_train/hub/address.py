@@ -1,7 +1,5 @@
 """The address of the Hub. A plan of local files needs it too, so this module does not load the Hub's client."""
 
-from __future__ import annotations
-
 import os
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Sends all requests to the Hub, with a limit on the total time. Every failure becomes one of our errors."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

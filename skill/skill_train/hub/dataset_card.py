@@ -3,8 +3,6 @@
 Pure functions: the caller requests the card and the names. Source of the rules: datasets/data_files.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Loads a Hub dataset with the `datasets` library, as the training program does, but within the usual time limits.
 Every failure becomes one of our errors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

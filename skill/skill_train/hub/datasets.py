@@ -1,7 +1,5 @@
 """Reads facts of a Hub dataset without downloading all of it: rows, columns, the first rows, and the revision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Translates errors of the Hub's client to our errors, with the request, the answer and the next command."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

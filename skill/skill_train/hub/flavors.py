@@ -1,7 +1,5 @@
 """The machines that Hugging Face Jobs offers: from its API, from a recent answer, or from a dated table."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

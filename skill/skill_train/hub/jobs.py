@@ -3,8 +3,6 @@
 Nothing here decides or repeats a request, because only the caller knows whether a second request is safe.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import secrets

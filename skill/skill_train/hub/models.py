@@ -1,7 +1,5 @@
 """Requests about models and machines. The token stays inside huggingface_hub."""
 
-from __future__ import annotations
-
 import glob
 import re
 from collections import Counter

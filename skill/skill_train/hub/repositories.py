@@ -1,7 +1,5 @@
 """Checks access to repositories and buckets on the Hub, and uploads a dataset."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterable

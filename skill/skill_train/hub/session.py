@@ -3,8 +3,6 @@
 The bytes are counted because the transfer of a large file has no fixed time limit. It is given up if no bytes move.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

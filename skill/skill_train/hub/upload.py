@@ -1,7 +1,5 @@
 """Pushes files to a repository on the Hub: checks first, then uploads large files one by one, then makes one commit."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

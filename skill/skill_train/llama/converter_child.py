@@ -6,8 +6,6 @@ arguments, one line of JSON. The converter is patched to read the model as it wa
 config.json as the file has them (transformers drops some and adds others), and the training program's tokenizer.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Chooses the type of a GGUF file's weights by their magnitudes."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ and credentials apply. The needed files are unpacked into the cache with a manif
 imported here; the converter runs as a child process.
 """
 
-from __future__ import annotations
-
 import ast
 import errno
 import importlib.util

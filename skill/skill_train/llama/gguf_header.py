@@ -4,8 +4,6 @@ This is our own reader, because it must survive hostile bytes, and read 150 000 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ The reference's logits are in files, float32 [rows, vocabulary]. The child compa
 logits are sent between the processes.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import msgspec

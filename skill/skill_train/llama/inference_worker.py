@@ -1,7 +1,5 @@
 """Child process: answers all requests of `verify` or `evaluate` about one GGUF file in one load of llama.cpp."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

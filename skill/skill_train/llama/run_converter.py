@@ -4,8 +4,6 @@ The converters load tokenizers with `trust_remote_code=True`. The view is a fold
 files and without `auto_map` in its configuration files, so it contains no code that could run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

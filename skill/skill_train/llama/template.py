@@ -1,8 +1,6 @@
 """Renders conversations with chat templates. A GGUF file's template runs in a child process, as llama-cpp-python runs
 it. The template of the reference's tokenizer was tried when it was loaded, and runs in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date
 from functools import partial

@@ -4,8 +4,6 @@ A template is untrusted code. llama-cpp-python renders it in jinja2's immutable 
 end endless loops and memory bombs.
 """
 
-from __future__ import annotations
-
 import faulthandler
 from datetime import date
 from functools import cache

@@ -1,7 +1,5 @@
 """Refuses a step before it starts if there is not enough memory, or not enough address space for torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

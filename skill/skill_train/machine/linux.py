@@ -1,7 +1,5 @@
 """Processor, memory, control groups and battery of a Linux machine or container, read from /proc and /sys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

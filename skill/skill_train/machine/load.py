@@ -1,7 +1,5 @@
 """How busy the processor is, so that a measurement can tell whether other programs ran beside it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

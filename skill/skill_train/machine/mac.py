@@ -1,7 +1,5 @@
 """Reads the facts of a Mac from one `sysctl`, one `vm_stat` and one `pmset`."""
 
-from __future__ import annotations
-
 import re
 
 from skill_train.facts import MachineFacts

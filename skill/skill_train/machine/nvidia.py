@@ -1,7 +1,5 @@
 """NVIDIA GPUs, read from nvidia-smi."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

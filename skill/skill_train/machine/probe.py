@@ -1,7 +1,5 @@
 """The queries to the operating system. A recorded machine answers the same queries from a file."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Reads the facts of this machine without torch. Only the modules of `machine` query the operating system."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 A torch that cannot be loaded, or crashes, ends this process only.
 """
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 from skill_train.core.worker import worker_main

@@ -5,8 +5,6 @@ The parts are the modules of `skill_train.program`. The joined file starts with 
 docstring). Then come the imports of all parts, then the parts from events to main.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Turns the outcome of the gate into a refusal, with its figures in a file, or into warnings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Checks that a base is the model that an adapter was trained on, or that a merged model was made from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -8,8 +8,6 @@ With tied embeddings one tensor is both the input embedding and the output head.
 stays one tensor. If only one side was trained, the tensor becomes two, because either value is still needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

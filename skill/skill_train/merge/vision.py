@@ -1,7 +1,5 @@
 """Finds the names of a vision model's parameters in its files, which a merge needs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """PEFT's own merge, for adapters that cannot be streamed. It needs the whole model in memory, in fp32."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """Reads a PEFT adapter folder: its config, its tensors, and whether the streaming merge supports it."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The facts in a `config.json`. Pure: the caller has read the file, from a folder or from the Hub."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 

@@ -1,7 +1,5 @@
 """How a reference model is stored in memory, for the steps that run it and for the plan."""
 
-from __future__ import annotations
-
 # `merge` also compares answers for models of up to so many weights: 1 GB in fp32, and a few seconds. With 494 million
 # it takes 4 GB and half a minute of 2 cores.
 ANSWERS_UP_TO = 250_000_000

@@ -1,7 +1,5 @@
 """Reads a model folder: `config.json` and the safetensors headers, never the weights, never code."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

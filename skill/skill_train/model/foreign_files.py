@@ -1,7 +1,5 @@
 """Reads a model folder from elsewhere by the rules of the training program. Its refusals become UsageErrors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from skill_train.core.errors import UsageError, refusals

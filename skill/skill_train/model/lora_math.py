@@ -8,8 +8,6 @@ A weight is stored as [out, in] (Linear), [in, out] (GPT-2's Conv1D) or [tokens,
 three is `before + scale · left @ right` with left [rows, r], so rows can be changed a block at a time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The layers that LoRA adapts: the list of a known family, or else the linear layers in the weight files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

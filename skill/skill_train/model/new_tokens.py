@@ -6,8 +6,6 @@ and writes no tokenizer.model. llama.cpp's converter reads a sentencepiece vocab
 tokens from that list, so new tokens became padding in the GGUF file. The list is written again from tokenizer.json.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import shutil

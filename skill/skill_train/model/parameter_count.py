@@ -4,8 +4,6 @@ The formulas follow the modules of transformers 5.23 (`models/<type>/modeling_<t
 published counts of real models and with models that transformers builds from the same config.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

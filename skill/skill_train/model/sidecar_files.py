@@ -4,8 +4,6 @@ They are copied from the base byte for byte, except what a merge changes. transf
 them again (a GPT-2 config loses `n_ctx`, Phi-3 and Gemma lose `tokenizer.model`), which llama.cpp's converter needs.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

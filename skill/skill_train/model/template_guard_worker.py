@@ -5,8 +5,6 @@ loop nor limits a text such as `{{ 'a' * 10**10 }}`. `{{ 10**10**9 }}` is comput
 signal interrupts that. Both end with the child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from functools import cache

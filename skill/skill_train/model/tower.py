@@ -1,7 +1,5 @@
 """The vision tower of a model, from its config.json, and the image processor, from the files beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The runs that made a base, one on top of another, and the held-out rows that they may have been trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The estimates in a plan: ranges with their basis. Pure."""
 
-from __future__ import annotations
-
 from skill_train.estimate.artifacts import convert_bytes, disk_bytes, merge_bytes, verify_bytes
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.modules import EMBEDDINGS, HEADS, adapter_parameters

@@ -1,7 +1,5 @@
 """How many steps a training needs at least. A module of its own, so that `status` need not load `make.py`."""
 
-from __future__ import annotations
-
 import math
 
 from skill_train.recipe.resolved import ResolvedRecipe

@@ -1,7 +1,5 @@
 """A plan as a file: `skill-train plan --out` writes it; `local` or `submit` runs it if nothing has changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

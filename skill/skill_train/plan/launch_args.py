@@ -3,8 +3,6 @@
 A single process is started without both. Versions: accelerate 1.15, torch 2.13, PEFT 0.21.
 """
 
-from __future__ import annotations
-
 from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import MachineFacts
 from skill_train.run.plan_record import Launch, Placement, Reason

@@ -1,7 +1,5 @@
 """The plan: recipe + placement + estimates + reasons, as data. Pure: the same facts always give the same plan."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

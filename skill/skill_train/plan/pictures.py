@@ -1,7 +1,5 @@
 """What a plan says of pictures: whether and how they are read, and how many tokens stand for them. Pure."""
 
-from __future__ import annotations
-
 from skill_train.core.errors import UsageError, refusals
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.tower import trains_on_pictures

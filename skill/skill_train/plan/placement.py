@@ -3,8 +3,6 @@
 The fields of a placement may differ between machines; the fields of the recipe may not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field

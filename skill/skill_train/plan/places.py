@@ -1,7 +1,5 @@
 """The places where a recipe could train, this machine and every flavor, each with its fit, time and price. Pure."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

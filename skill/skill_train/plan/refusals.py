@@ -1,7 +1,5 @@
 """Recipes that no run could train: they are refused before anything is planned."""
 
-from __future__ import annotations
-
 from skill_train.core.errors import UsageError, quoted
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.program.plan import POSITIONS_IN_TABLE

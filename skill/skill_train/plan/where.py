@@ -5,8 +5,6 @@ The rules for Macs come from this project's first document ("Local training on m
 has no rule, the estimate decides. A CUDA workstation is judged by its memory. references/planning.md lists the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The checks before and after a training, each with its figure, and the verdict over all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Tokens and labels: what is fed, and which part of it is trained."""
 
-from __future__ import annotations
-
 import re
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The output of the program: refusals with their exit codes, events, and whole files."""
 
-from __future__ import annotations
-
 import atexit
 import errno
 import gc

@@ -1,7 +1,5 @@
 """Turns a row into an example: messages, a prompt and a completion, or a text."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

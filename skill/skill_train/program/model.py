@@ -1,7 +1,5 @@
 """The model: how it is loaded, which part of it trains, and how its answers are scored."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import re

@@ -1,7 +1,5 @@
 """A model folder from elsewhere: files of bounded size, checked before a library reads them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The plan: its fields, and the smaller layout for a second try after memory ran out."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

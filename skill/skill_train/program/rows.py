@@ -1,7 +1,5 @@
 """Rows: from a file, a saved folder or the Hub."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The split: rows that can be trained, rows that are held out, and the order in which rows are fed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

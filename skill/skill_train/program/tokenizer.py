@@ -1,7 +1,5 @@
 """The model's tokenizer, read so that llama.cpp gives the same ids."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import date

@@ -1,7 +1,5 @@
 """The trainer: its arguments, their record, and the folder of what was trained."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

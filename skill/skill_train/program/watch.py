@@ -1,7 +1,5 @@
 """Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

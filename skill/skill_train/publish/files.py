@@ -1,8 +1,6 @@
 """The files of a run that are pushed, and their names on the Hub. Local paths and rows of the data are removed from
 them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 `templates/model_card.md` has the order of the card's parts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

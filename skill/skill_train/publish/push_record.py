@@ -1,7 +1,5 @@
 """`push.json`: the pushed files, and their repository."""
 
-from __future__ import annotations
-
 import msgspec
 
 from skill_train.core.digests import FileDigest

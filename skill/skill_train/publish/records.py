@@ -2,8 +2,6 @@
 row, such as the text or the ids in a failed check. Only the keys that are listed here are published. Pure.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

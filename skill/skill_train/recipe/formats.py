@@ -1,7 +1,5 @@
 """The formats of rows: which columns become an example, and the names that datasets use for them. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
 """Chooses the pixels that a vision model is trained on: llama.cpp's pixels of a picture, or the pixels of the model's
 own processor."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from skill_train.core.errors import refusals

@@ -1,7 +1,5 @@
 """The resolved recipe: every open choice is made. A plan contains it, and the training program reads it."""
 
-from __future__ import annotations
-
 import msgspec
 
 OF_PICTURES = ("images", "lora_parts", "preprocess", "min_pixels", "max_pixels")

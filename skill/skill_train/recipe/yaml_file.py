@@ -1,7 +1,5 @@
 """Reads the YAML file of a recipe. Its size is limited, and no key may occur twice."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

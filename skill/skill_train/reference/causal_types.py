@@ -1,8 +1,6 @@
 """The model types that transformers can run as a language model. They are read from its source without an import. The
 model's own code is never run."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ In memory a tower is `model.visual.blocks.0…`; in the published files of Qwen2
 renames tensors while it loads them (`conversion_mapping` of 5.23). An adapter has the names in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Computing in bf16 alone is 6e-5 nats off, so a reference always computes in fp32, also if its weights have 16 bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

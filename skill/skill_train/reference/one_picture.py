@@ -1,7 +1,5 @@
 """Makes a text with one picture for a vision model, so that a merge is also compared on a picture."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ rounding does not show whether a merge is correct: in a mixture of experts, roun
 differently, and then a single token is 0.1 nats off.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ If two experts are nearly tied, that can change the router's choice, and then on
 The same rounding in the reference changes the same choices, so it shows how far off a correct file may be.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

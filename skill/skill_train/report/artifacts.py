@@ -3,8 +3,6 @@
 Pure.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The SVG has no colours; the page's style sheet has them, for light, dark and pap
 contains only numbers and the names of quantization types.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

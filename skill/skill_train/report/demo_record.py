@@ -1,7 +1,5 @@
 """`demo.json`: one row for each stage of the demo's chain."""
 
-from __future__ import annotations
-
 import msgspec
 
 from skill_train.core.digests import FileDigest

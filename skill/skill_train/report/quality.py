@@ -4,8 +4,6 @@ answers of the training.
 Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from skill_train.report.figure import Figure, PictureView, ReportedRun, Shown

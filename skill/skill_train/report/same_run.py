@@ -1,7 +1,5 @@
 """Whether the runs on one page are the same run: the verdict of `diff`, in words. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The sections about a run: its verdict, its figures, the decisions and their reasons, its data and its curves.
 Pure."""
 
-from __future__ import annotations
-
 from skill_train.core.units import dollars, duration
 from skill_train.report import artifacts, views
 from skill_train.report.figure import Figure, Record, ReportedRun, Shown, differ

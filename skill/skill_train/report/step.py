@@ -4,8 +4,6 @@ Each call writes the whole page again, because everything in it comes from the r
 nothing, so it can be sent to somebody as a single file. All text of a run is escaped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

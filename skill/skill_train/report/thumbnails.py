@@ -4,8 +4,6 @@ A picture is copied only if it is unchanged since the training, and belongs to a
 pixels of the file, because EXIF data may contain the place and the author of a photograph.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

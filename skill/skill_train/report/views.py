@@ -1,7 +1,5 @@
 """The data of the report's templates. The fields have the names that the templates use."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 from skill_train.report.figure import Figure, PictureView

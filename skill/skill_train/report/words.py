@@ -1,7 +1,5 @@
 """Text for the report: numbers with their units, and texts without paths of this machine and without tokens. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@ A fact is a value under a dotted name, such as `trainer.learning_rate`. Only the
 may differ. Every other fact belongs to the recipe, even if its name is unknown, so that no difference is overlooked.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

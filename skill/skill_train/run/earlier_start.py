@@ -1,7 +1,5 @@
 """What earlier starts left in a run directory: nothing, a part of the run, the whole run, or another run."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`evaluate.json`: how good the models of a run are on its held-out rows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """`convert.json`, `quantize.json`, `mmproj.json` and `lora_gguf.json`: the GGUF files that a step made."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import TypedDict

@@ -1,7 +1,5 @@
 """The specification of a Hub job. It is pure data without secrets, so all of it may be shown and stored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,8 +1,6 @@
 """The lock of a run directory, or of a folder for results. One process at a time can hold it. The lock file names that
 process."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

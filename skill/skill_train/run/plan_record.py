@@ -1,7 +1,5 @@
 """`plan.json`: the plan of a run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The progress of a run, its cost, and the time that is left, from its lines of metrics. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterable

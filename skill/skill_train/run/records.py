@@ -5,8 +5,6 @@ may be missing, a value may have another type, and a name may lead out of the ru
 model's config.json, unchecked.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """The files that the training program writes: `train.json`, `train.failed.json`, `environment.json`, metrics and
 rows."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict

@@ -1,7 +1,5 @@
 """`verify.json`: the checks of each GGUF file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

@@ -5,8 +5,6 @@ except for the header of the programs. In a checkout they use the package beside
 version of skill-train that wrote the copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

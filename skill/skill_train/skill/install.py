@@ -4,8 +4,6 @@ A marker file has the version and the digest of every written file. It distingui
 is kept and reported, from an old file, which is replaced. A folder without the marker is refused.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

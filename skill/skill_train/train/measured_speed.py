@@ -1,7 +1,5 @@
 """Speeds that finished runs on this machine measured. They are stored in the cache for later estimates."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The times of a step in fp32 and in bf16 on this machine. The cache stores them, so that `plan` need not measure."""
 
-from __future__ import annotations
-
 import contextlib
 from importlib.util import find_spec
 from pathlib import Path

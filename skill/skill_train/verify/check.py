@@ -1,7 +1,5 @@
 """Verdicts, the findings so far, the check that counts faults, and small helpers that several checks share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ For the last check the base is converted into a temporary folder. A small base i
 rounding of the adapter can make a difference.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Greedy answers by llama.cpp against the reference's, up to the first near-tie."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skill_train.run.verify_record import Check, Finding, NotChecked, worst

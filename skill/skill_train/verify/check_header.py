@@ -1,7 +1,5 @@
 """Checks a GGUF file without running it: whether it is complete, and has the type that its name states."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

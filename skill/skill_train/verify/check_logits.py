@@ -1,7 +1,5 @@
 """Judges the logits of llama.cpp: how near they are to the reference, and whether they are those of the tuned model."""
 
-from __future__ import annotations
-
 import msgspec
 
 from skill_train.llama.logit_distance import Distance, TuningShare

@@ -1,7 +1,5 @@
 """Checks that the chat template in a GGUF file writes the same prompts as the reference's template."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

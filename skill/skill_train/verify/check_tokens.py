@@ -1,7 +1,5 @@
 """Checks that llama.cpp turns text into the tokens that the model was trained on."""
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The questions of a proof: texts and prompts for the reference and llama.cpp, and what the reference makes of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

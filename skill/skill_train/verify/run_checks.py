@@ -1,7 +1,5 @@
 """Puts every file through every check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The texts of a proof: the user's held-out rows, or built-in texts when there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

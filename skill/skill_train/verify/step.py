@@ -5,8 +5,6 @@ file is read by our own reader (`llama.gguf_header`) and by llama.cpp in a child
 wrong file: it says so in the record, and goes on with the next file.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ If the texts differ, both render conversations that ordinary ones do not cover: 
 difference that none of these shows is still a warning, because some other conversation may show it.
 """
 
-from __future__ import annotations
-
 from itertools import cycle, islice
 from typing import Any
 

@@ -11,8 +11,6 @@ with random weights measured 0.03 to 0.2 nats (1 to 6 times), q8_0 0.0005 to 0.0
 matrix shifted by one, 0.7 to 1.5. The checks `tensors` and `tuned` find what such a figure does not show.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from skill_train.llama.logit_distance import SAME_LOSS, Distance

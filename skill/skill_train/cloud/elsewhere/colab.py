@@ -1,8 +1,6 @@
 """Writes a run as a notebook for Google Colab: the cells of templates/colab.ipynb, with the program, the plan and the
 data as compressed base64."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

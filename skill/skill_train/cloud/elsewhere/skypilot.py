@@ -4,8 +4,6 @@ SkyPilot 0.14.1 needs click below 8.2, and huggingface_hub 2.4 needs 8.4.2 or ne
 and is started as a program. `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1 say what each cloud supports.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ A GGUF file is asked with its own template. For each conversation, the prompt of
 prompt of transformers, because a model answers differently to another prompt than it was trained on.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures how far GGUF files are from the unquantized file. llama.cpp runs both on the same texts."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

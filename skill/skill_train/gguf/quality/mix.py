@@ -1,7 +1,5 @@
 """Chooses a type for each matrix, so that the sum of measured divergences is least within a size. Pure functions."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The first line of the file is the `Basis`. The following lines are an `Outcome` each.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TypeVar

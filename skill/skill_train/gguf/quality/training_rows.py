@@ -5,8 +5,6 @@ held-out rows have the digest that the trainer recorded. Every row that the run 
 labels that the trainer was fed.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A folder of pictures is read as by the `imagefolder` of `datasets` 5.2. A column
 with it, names files beside the table. The rows have the pictures themselves, in a column of another name.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Reads the first rows of a split on the Hub, from Parquet, text files or a folder of pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Reads parts of a dataset's files on the Hub, up to a limit of bytes."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reads a file of rows on the Hub, such as one with pictures beside it, as training reads it: as a local file."""
 
-from __future__ import annotations
-
 from skill_train.core.errors import refusals
 from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration

@@ -1,7 +1,5 @@
 """The questions for every engine, and the form of its answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any

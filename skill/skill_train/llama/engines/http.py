@@ -1,7 +1,5 @@
 """Sends JSON over HTTP to a program on this machine, without a proxy."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -6,8 +6,6 @@ the tokenizer adds, so the token ids are compared and not the texts. The prompt 
 (`media_marker` of `/props`), and `usage` counts the tokens of the pictures.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ and takes the nearest one below a distance of 100 (server/model.go `detectChatTe
 If none is near, Ollama's llama-server renders the template in the file (server/routes.go `chatModeForModel`).
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator

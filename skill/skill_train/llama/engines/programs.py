@@ -1,7 +1,5 @@
 """Starts a program that serves GGUF files, and ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

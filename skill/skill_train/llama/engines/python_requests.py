@@ -1,8 +1,6 @@
 """The request classes of `serve`, in place of llama_cpp.server's own. They have the model's sampling defaults, and read
 messages as the training does. They refuse, by name, each field that llama.cpp or the server does not support."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Starts llama_cpp.server in a child process, and asks it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import ipaddress

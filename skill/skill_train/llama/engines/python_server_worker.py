@@ -13,8 +13,6 @@ Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.
 - crashes on a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and on unknown token ids.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import socket

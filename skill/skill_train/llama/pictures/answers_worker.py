@@ -1,8 +1,6 @@
 """Answers the questions of `evaluate` about pictures, in a child process that loads the pair of GGUF files once. The
 answers are the same that users of llama.cpp get."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

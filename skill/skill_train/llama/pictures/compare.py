@@ -4,8 +4,6 @@ llama.cpp runs in a child process. Arrays are exchanged as .npy files in a tempo
 types. A message to or from the child has the name of the file in place of the array.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Caches how fast llama.cpp read weights on this machine. `bench` measures it, and later estimates use it."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

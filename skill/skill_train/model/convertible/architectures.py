@@ -4,8 +4,6 @@ Source: TEXT_MODEL_MAP and MMPROJ_MODEL_MAP in conversion/__init__.py of llama.c
 distribution of llama-cpp-python 0.3.36, read on 2026-11-21. A test compares them with the converter in the cache.
 """
 
-from __future__ import annotations
-
 VERSION = "0.3.36"  # of llama-cpp-python
 
 

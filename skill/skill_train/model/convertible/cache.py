@@ -3,8 +3,6 @@
 Found by loading a tiny file of each kind and reading the sizes that llama.cpp prints (llama-cpp-python 0.3.36).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from skill_train.model.tower import Config, positive

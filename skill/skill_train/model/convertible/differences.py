@@ -4,8 +4,6 @@ Each was found by converting a tiny model of the type and comparing its logits w
 (llama-cpp-python 0.3.36, transformers 5.23), as tests/model/test_convertible.py does.
 """
 
-from __future__ import annotations
-
 import math
 
 from skill_train.model.convertible.rules import DELTA_NET, RULES, SCALED, causal, number, ropes

@@ -6,8 +6,6 @@ or that llama.cpp computes differently. We found each of them by converting a ti
 logits with those of transformers (llama-cpp-python 0.3.36, transformers 5.23), as tests/model/test_convertible.py does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from skill_train.facts import JsonObject

@@ -1,7 +1,5 @@
 """Differences between what config.json of a Gemma says and what llama.cpp computes: the rules of `differences`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from skill_train.model.tower import Config, positive

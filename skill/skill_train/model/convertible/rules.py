@@ -1,8 +1,6 @@
 """Conditions on config.json under which llama.cpp computes something else, by architecture: those that are no value of
 one key."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import dropwhile

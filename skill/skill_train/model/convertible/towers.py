@@ -5,8 +5,6 @@ Each was found by converting a tiny pair and comparing its embeddings of a pictu
 qwen3vl,llava}.py and tools/mtmd/clip.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

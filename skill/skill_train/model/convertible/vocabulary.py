@@ -8,8 +8,6 @@ Source: get_vocab_base_pre in conversion/base.py of llama.cpp, and set_vocab of 
 distribution of llama-cpp-python 0.3.36. Tests compare list and text with the converter in the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """What an answer holds beside its text: its calls of tools and its thoughts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Keys of a message with which its author chooses what is trained, as other tools read them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

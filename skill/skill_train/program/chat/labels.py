@@ -1,7 +1,5 @@
 """The labels of an encoded row, which say which of its tokens are trained."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

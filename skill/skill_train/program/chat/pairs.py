@@ -1,7 +1,5 @@
 """A prompt and its completion as messages: which texts hold them, and a prompt that the completion repeats."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

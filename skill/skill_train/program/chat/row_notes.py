@@ -1,7 +1,5 @@
 """Notes that count rows whose text is trained unchanged, though the author of the data hardly meant it so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice

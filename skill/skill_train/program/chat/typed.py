@@ -1,7 +1,5 @@
 """Control tokens in the text of a message. A tokenizer reads a typed `<|im_end|>` as the token that ends a turn."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Names of the files that a job leaves in its bucket and in the repository."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from skill_train.program.plan import SMALLER

@@ -1,7 +1,5 @@
 """The push: the result, its records and its card in one commit to the Hub."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The folder of a base model: which of its files belong to the model, and the model's config."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Mapping

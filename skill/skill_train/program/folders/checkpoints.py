@@ -1,8 +1,6 @@
 """The checkpoints of a training on disk, other files of an earlier start, and the signals at which a training writes
 its last checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

@@ -3,8 +3,6 @@
 Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

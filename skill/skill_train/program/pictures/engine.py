@@ -5,8 +5,6 @@ It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow d
 with those that llama.cpp computes.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where a row has its pictures, and where they stand in its texts."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from typing import Any

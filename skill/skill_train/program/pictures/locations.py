@@ -4,8 +4,6 @@ A file of rows on the Hub is read as the same file in a folder here: it and the 
 brought to the cache of huggingface_hub, at one commit. The paths in its rows begin in its folder.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterable, Iterator

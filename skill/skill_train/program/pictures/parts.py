@@ -1,7 +1,5 @@
 """Which part of a vision model a module belongs to, by its name."""
 
-from __future__ import annotations
-
 import re
 
 # Where the modules of transformers lie: Qwen has the projector, which it calls merger, in the tower.

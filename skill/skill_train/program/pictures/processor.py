@@ -4,8 +4,6 @@ Nothing is loaded for it, so a plan counts tokens without transformers. The arit
 transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The model's own image processor makes the tensors, in its Pillow version; torchv
 `preprocess: engine`, the tensors and the text around a picture are those of llama.cpp.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

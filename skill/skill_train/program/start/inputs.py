@@ -1,7 +1,5 @@
 """The start of the training: the fields of its plan, its inputs, and the device that it names."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

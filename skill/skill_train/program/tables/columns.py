@@ -1,7 +1,5 @@
 """Columns of Arrow: their values as they were written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

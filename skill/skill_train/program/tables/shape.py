@@ -1,7 +1,5 @@
 """How a table is written: the sign between its cells, its quotes, and the JSON that pandas makes of one."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Iterator

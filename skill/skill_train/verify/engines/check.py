@@ -4,8 +4,6 @@ An engine is judged by what this project's own llama.cpp answers to the right pr
 held against the trained model by the check `answers`. So a difference here is the engine's own.
 """
 
-from __future__ import annotations
-
 import shutil
 from importlib import metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adds the checks in engines to the findings of a proof."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from skill_train.core.console import Bar

@@ -1,7 +1,5 @@
 """Where an engine's answer leaves the file's own, and with which token."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable

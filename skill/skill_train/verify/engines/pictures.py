@@ -5,8 +5,6 @@ for each picture, the number of its tokens, the greedy answer and its end. That 
 by the checks of `verify.pictures`. Each picture is sent as a PNG file, which every engine decodes alike.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass, replace
 from typing import Any

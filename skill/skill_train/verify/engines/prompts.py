@@ -1,7 +1,5 @@
 """How the prompt that an engine makes of a conversation differs from the model's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError

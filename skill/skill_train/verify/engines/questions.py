@@ -1,7 +1,5 @@
 """The conversations that engines are asked, with the prompt that the reference makes of each."""
 
-from __future__ import annotations
-
 import unicodedata
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ llama.cpp computes the same with these values as without the key. They hold only
 file was tried. For others, config.json may state the number by a name that is not known here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile

@@ -1,7 +1,5 @@
 """Compares every number, list and switch of a GGUF file's architecture with what config.json states."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A config.json as transformers' class reads it, which knows the values that the file leaves out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skill_train.facts import JsonObject

@@ -4,8 +4,6 @@ The names are those of config.json and of transformers' configuration classes. T
 config.json leaves out. Nothing here is taken from the converter.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What config.json states about experts. `config` is a `Stated` of expected.py, which imports this module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

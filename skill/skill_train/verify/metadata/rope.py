@@ -1,7 +1,5 @@
 """Rotary positions: what config.json says about them, and the tables of factors in a GGUF file."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ The expected lists come from the base's own files, which are read with json and 
 converter.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

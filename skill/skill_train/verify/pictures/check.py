@@ -1,7 +1,5 @@
 """Puts pairs of a language model and a projector through every check about pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from skill_train.core.console import Bar

@@ -3,8 +3,6 @@
 Names are those of the model's own safetensors files. They go through gguf-py's map; what it does not know is below.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

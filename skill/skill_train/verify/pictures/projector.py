@@ -1,7 +1,5 @@
 """A projector's GGUF file against the model's own files: what it states, and every weight of tower and projector."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The questions about pictures that a pair of files is asked: held-out rows of the run, or pictures drawn here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ architectures by pairs of neighbours where transformers rotates halves (`permute
 another order. Norms that multiply by 1 + weight hold the sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -1,8 +1,6 @@
 """The layers of a checkpoint that predict further tokens (MTP). transformers does not load them, and llama.cpp answers
 without them, but a converter may write them after the other layers, and llama.cpp guesses ahead with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import partial

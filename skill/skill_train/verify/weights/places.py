@@ -5,8 +5,6 @@ are one weight. Names go through gguf-py's own map; names that this map does not
 not in `TRIED`, the converter may arrange a weight in a way that is not known here, and the weight then seems to differ.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
