@@ -149,7 +149,7 @@ def test_the_folder_holds_what_travels(folder: Path) -> None:
     lock = (Path(__file__).resolve().parents[2] / "requirements.lock").read_text().splitlines()
     pins = (folder / "requirements.txt").read_text().splitlines()
     assert pins.pop() == "bitsandbytes==0.50.2"
-    assert len(pins) == 9
+    assert len(pins) == 10
     assert {pin.replace("_", "-") for pin in pins} <= set(lock)
     assert yaml.safe_load((folder / "task.yaml").read_text()) == task()
 

@@ -20,7 +20,7 @@ from skill_train.llama import inference
 from skill_train.llama import template as templates
 from skill_train.verify.check import Findings
 from skill_train.verify.questions import MeasuredReference, questions_of
-from skill_train.verify.run_checks import Draft, PreparedFiles, judge, own_templates, readable
+from skill_train.verify.run_checks import Draft, PreparedFiles, export_records, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
 
@@ -40,12 +40,13 @@ def subject_of(
     return MeasuredReference(**vars(asked), measured=measured)
 
 
-def prepared_files(files: Sequence[Path], about: MeasuredReference, proof: Findings) -> PreparedFiles:
+def prepared_files(files: Sequence[Path], about: MeasuredReference, proof: Findings, run: Path) -> PreparedFiles:
     """What `verify` knows of files when it judges them."""
     read = readable(list(files), proof)
     weights = check_weights(read, about.folder, about.adapter)
     digests = {file.name: file_digest(file) for file in files}
-    return PreparedFiles(read, weights, own_templates(read, about.conversations), Draft(), digests)
+    rendered = own_templates(read, about.conversations)
+    return PreparedFiles(read, weights, rendered, Draft(), digests, export_records(run, files))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,8 @@ def verdicts(subject: MeasuredReference, tmp_path: Path) -> Iterator[Callable[..
 
     def judged(*files: Path, about: MeasuredReference = subject, run: Path = tmp_path) -> dict[str, str]:
         proof = Findings()
-        judge(about, proof, run, prepared_files(files, about, proof), warn=lambda *_: None, progress=lambda *_: None)
+        prepared = prepared_files(files, about, proof, run)
+        judge(about, proof, run, prepared, warn=lambda *_: None, progress=lambda *_: None)
         return {check.name: check.verdict for check in proof.checks if check.file == files[0].name}
 
     yield judged
@@ -345,7 +347,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(inference, "WORKER", "dying_worker")
     files, proof = [good.file("q8_0"), good.file("f16")], Findings()
-    known = prepared_files(files, subject, proof)
+    known = prepared_files(files, subject, proof, tmp_path)
     judge(subject, proof, tmp_path, known, warn=lambda *_: None, progress=lambda *_: None)
     loads = {check.file: check for check in proof.checks if check.name == "loads"}
     assert loads["model-q8_0.gguf"].verdict == "fail" and "SIGSEGV" in loads["model-q8_0.gguf"].detail
