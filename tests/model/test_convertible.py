@@ -659,7 +659,7 @@ def test_plan_says_before_the_training_what_verify_cannot_judge_whole(tmp_path: 
 
     assert unproven(tiny_families.folder("smollm3")) == []
     (message,) = unproven(built(tmp_path / "dbrx", "dbrx", DBRX))
-    assert "dbrx" in message and "at best warn" in message
+    assert "dbrx" in message and "can be warn for a right file" in message
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def _warn_of_export(console: Console, plan: Plan) -> None:
         console.warn(
             "unproven_family",
             f"verify was never tried with files of {model.model_type}: it may not know all their weights and numbers, "
-            "and its verdict is at best warn",
+            "so its verdict can be warn for a right file, and for a wrong one",
         )
     if model.not_convertible:
         console.warn(
