@@ -167,6 +167,28 @@ def test_a_run_does_not_go_on_with_another_base_or_other_rows(
     assert (stopped / "run" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "base"])
+def test_a_run_whose_inputs_were_moved_goes_on_as_its_hint_says(
+    commands: Commands, stopped: Path, tmp_path: Path, name: str
+) -> None:
+    """The plan names absolute places, so a project that is moved as a whole loses them."""
+    folder = Path(shutil.copytree(stopped, tmp_path / "there"))
+    plan = (folder / "run" / "plan.json").read_text()
+    assert str(stopped / name) in plan
+    moved, before = (stopped / name).rename(tmp_path / "elsewhere"), stopped / name
+    try:
+        done = _call(commands, folder, "local --resume --run-dir run")
+        assert done.error == (2, "outdated_plan"), done.stdout
+        hint = done.answer["error"]["hint"]
+        assert hint.startswith(f"if it was moved, put a link there: ln -s NEW_PLACE {before}; or ")
+        before.symlink_to(moved)
+        again = _call(commands, folder, "local --resume --run-dir run")
+        assert again.code == 0 and again.data["verdict"] == "pass", again.stdout
+    finally:
+        before.unlink(missing_ok=True)
+        moved.rename(before)
+
+
 def test_a_finished_run_is_found_whatever_became_of_its_rows(commands: Commands, stopped: Path, tmp_path: Path) -> None:
     place, rows = Path(shutil.copytree(stopped, tmp_path / "place")), stopped / "rows.jsonl"
     assert _call(commands, place, "local --resume --run-dir run").data["steps"] == STEPS

@@ -67,12 +67,14 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
     """
     changed = [key for key, now in _fingerprints(plan.recipe).items() if now != plan.fingerprints.get(key)]
     if changed:
+        place = str(plan.recipe.as_dict()[changed[0]])
+        gone = not Path(place).exists()
         raise UsageError(
             f"the {' and the '.join(changed)} changed after {path} was written, or cannot be found",
             code="outdated_plan",
             expected="the model and the data that it was made for",
-            got=str(plan.recipe.as_dict()[changed[0]]),
-            hint=hint,
+            got=place,
+            hint=f"if it was moved, put a link there: ln -s NEW_PLACE {quoted(place)}; or {hint}" if gone else hint,
         )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints
@@ -162,7 +163,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
             code="missing_file",
             expected="the file or folder that the plan was made with",
             got=str(data),
-            hint="name the place where it lies now with --data, or plan again",
+            hint=f"if it was moved, put a link there: ln -s NEW_PLACE {shlex.quote(str(data))}; or plan again",
         )
     try:
         fingerprint = data_fingerprint(data, plan["recipe"])
