@@ -108,6 +108,20 @@ def test_the_record_holds_all_rows_and_is_used_again(answered: dict[str, Any], r
     assert again == answered | {"data": answered["data"] | {"reused": True}}  # with its warnings
 
 
+def test_a_measurement_that_is_replaced_is_named(
+    run: Path, answered: dict[str, Any], made: gguf_maker.Export, tmp_path: Path
+) -> None:
+    """A question on the side took the place of the figures that the report shows."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for options, words in (
+        (("--rows", 2), ["2 rows replace a measurement on 6 rows; "]),
+        (("--rows", 2, "--gguf", made.file("f16")), ["model-q8_0.gguf"]),
+        ((), []),
+    ):
+        warned = [one["message"] for one in call("evaluate", copy, *options)["warnings"] if one["code"] == "replaced"]
+        assert len(warned) == len(words) and all(word in warned[0] for word in words), warned
+
+
 def test_a_pattern_that_no_expected_answer_has_is_told(run: Path, tmp_path: Path) -> None:
     """All scores were unknown, without a word. A record that is used again says it too."""
     copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf", "evaluate.json"))

@@ -17,7 +17,7 @@ from skill_train.core.errors import UsageError, quoted
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.run import export_record, merge_record, plan_record
+from skill_train.run import evaluate_record, export_record, merge_record, plan_record
 from skill_train.run.earlier_start import require_rows, trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
 from skill_train.run.folder import RunDir, StepResult, open_run, require_only, require_unchanged
@@ -119,6 +119,7 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
                 f"no record shows that {run.merged} was made from the current adapter, so base and adapter are "
                 "measured; `verify` shows whether the GGUF files were",
             )
+        earlier = _earlier(run.record("evaluate"))
         with console.progress("evaluating") as progress:
             result = step.evaluate(
                 step.EvaluateRequest(
@@ -137,7 +138,30 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         if warning := step.blind(result.record.models, base):
             console.warn("blind", warning)
         _warn_of_unscored(console, result.record)
+        if earlier is not None:
+            _warn_of_replaced(console, earlier, result.record)
         return result
+
+
+def _earlier(record: Path) -> Evaluation | None:
+    """The measurement that a new one would replace; None without one that can be read."""
+    try:
+        return evaluate_record.read(record) if record.is_file() else None
+    except UsageError:
+        return None
+
+
+def _warn_of_replaced(console: Console, earlier: Evaluation, now: Evaluation) -> None:
+    """Warns if fewer rows or models were measured than before: the report shows the last measurement alone."""
+    names = {model.name for model in now.models}
+    lost = [model.name for model in earlier.models if model.name not in names]
+    if lost or now.rows < earlier.rows:
+        of = f" of {', '.join(lost)}" if lost else ""
+        console.warn(
+            "replaced",
+            f"{now.rows} rows replace a measurement on {earlier.rows} rows{of}; `report` and `push` show the new one: "
+            "repeat the earlier command before them",
+        )
 
 
 def _warn_of_unscored(console: Console, evaluation: Evaluation) -> None:
