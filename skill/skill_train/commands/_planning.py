@@ -338,6 +338,8 @@ def blocked(plan: Plan) -> DecisionNeeded:
         "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "rows with pictures, or the text model of the same family: Qwen2.5 for Qwen2.5-VL",
     }.get(first.code, "a smaller model, a shorter max_length, or load_in_4bit: true")
+    if (first.code, plan.placement.device, plan.placement.dtype) == ("device_unavailable", "cuda", "float32"):
+        hint += "; they are of float32: --dtype bfloat16 shows those of a card since Ampere"
     if first.hint is not None:
         hint = f"--where local, or {first.hint}"
     return DecisionNeeded(

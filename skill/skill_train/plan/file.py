@@ -74,7 +74,7 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
             code="outdated_plan",
             expected="the model and the data that it was made for",
             got=place,
-            hint=f"if it was moved, put a link there: ln -s NEW_PLACE {quoted(place)}; or {hint}" if gone else hint,
+            hint=(f"if it was moved, put a link there: ln -s NEW_PLACE {quoted(place)}; or " if gone else "") + hint,
         )
 
 
