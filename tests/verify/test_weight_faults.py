@@ -163,7 +163,7 @@ def test_what_differs_in_an_architecture_that_nobody_tried_is_not_judged(tmp_pat
 
 
 def test_an_architecture_that_an_older_gguf_does_not_know_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gguf 0.17, the lowest allowed version, has no names for LFM2, Qwen3-VL and others. The output of this model is
+    """A gguf that is older than an architecture, as 0.17 was for LFM2, has no names for it. The output of this model is
     its embedding, so a correct file has no output.weight."""
     good = read_gguf(tiny_families.gguf("lfm2"))
     assert "output.weight" not in good.tensors
