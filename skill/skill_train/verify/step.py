@@ -148,7 +148,9 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             measured, compared = _measure(questions, request.base, files, scratch, drafting, rounding)
             reference = MeasuredReference(**vars(questions), measured=measured)
             scope = scoping.result()
-            exports = export_records(run, request.ggufs, None if request.run else request.reference.parent)
+            owner = request.reference.parent  # the run, if the reference is its merged model
+            other = owner if request.run is None and (owner / "plan.json").is_file() else None
+            exports = export_records(run, request.ggufs, other)
             sums = scope.inputs.ggufs
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), sums, exports)
             judge(reference, findings, run, prepared, warn, progress)
