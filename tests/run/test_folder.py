@@ -147,6 +147,22 @@ def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path) -> None:
     assert code == 0 and len(messages) == 1 and str(part) in messages[0] and part.exists()
 
 
+def test_a_signal_just_after_a_temporary_folder_was_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = os.mkdir
+
+    def interrupted(path: Any, *mode: int) -> None:
+        own(path, *mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), parts.scratch_folder():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 _HOLD = (
     "import sys, time\nfrom skill_train.core.files import scratch_folder\n"
     "with scratch_folder() as folder:\n    (folder / 'large').touch(); print(folder, flush=True); time.sleep(60)\n"

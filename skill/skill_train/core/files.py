@@ -123,8 +123,12 @@ def scratch_folder() -> Iterator[Path]:
     import tempfile
 
     _remove_left_scratch(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}-{owner()}-") as folder:
-        yield Path(folder)
+    folder = Path(tempfile.gettempdir()) / f"{_SCRATCH}-{owner()}-{secrets.token_hex(8)}"
+    try:  # not TemporaryDirectory: a signal just after it made the folder leaves it
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
