@@ -161,11 +161,8 @@ def doubt_of_training(choice: Chosen) -> str:
     run, model = RunDir(choice.where), choice.model
     if not RunDir.is_one(run.path) or not (model.is_gguf or model.path == run.merged):
         return ""
-    outputs, record, convert = (
-        train_record.read(run.record("train")).outputs,
-        run.record("merge"),
-        run.record("convert"),
-    )
+    outputs = train_record.read(run.record("train")).outputs
+    record, convert = run.record("merge"), run.record("convert")
     merge = merge_record.read(record) if record.is_file() else None
     adapter, merged = (merge.inputs.adapter, merge.outputs) if merge is not None else ({}, {})
     converted = export_record.read(convert).inputs if model.is_gguf and convert.is_file() else {}

@@ -210,12 +210,8 @@ def export_records(run: Path, files: Iterable[Path], other: Path | None = None) 
     folders. Those of `other`, the run of the reference, have their paths for names."""
     recorded = {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
     beside = {file.name: export_record.outputs(file.parent).get(file.name) for file in files}
-    elsewhere = {} if other is None else export_record.outputs(other)
-    return (
-        {str(other / name): exported for name, exported in elsewhere.items() if other is not None}
-        | recorded
-        | {name: exported for name, exported in beside.items() if exported is not None}
-    )
+    elsewhere = {} if other is None else {str(other / name): one for name, one in export_record.outputs(other).items()}
+    return elsewhere | recorded | {name: exported for name, exported in beside.items() if exported is not None}
 
 
 def _judge_static(
