@@ -85,6 +85,7 @@ lock: $(STAMP)
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
 
+# bitsandbytes, for the tests of QLoRA, lies apart: PEFT imports it wherever it finds it, which takes a second.
 # The stamp is written last, so a broken installation is made again. pip would compile the bytecode on one core. Without
 # it, each start in a container that sets PYTHONDONTWRITEBYTECODE compiles torch and transformers: 15 s of a core. What
 # does not compile is for another Python, and nothing imports it.
@@ -97,6 +98,8 @@ $(STAMP): pyproject.toml requirements.lock
 	CMAKE_ARGS="'-DCMAKE_PROJECT_INCLUDE=$(CURDIR)/scripts/llama_cpp.cmake' $$CMAKE_ARGS" \
 	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$(CORES)} \
 	$(BIN)/python -m pip install --no-compile -c requirements.lock -e '.[train,gguf,serve,vision,report,dev]'
+	$(BIN)/python -m pip install --no-compile --no-deps --upgrade --target $(VENV)/four-bit \
+	"$$($(BIN)/python -c 'from skill_train.run.job_spec import FOUR_BIT; print(FOUR_BIT)')"
 	cd "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
 	"$(CURDIR)/$(BIN)/python" -m compileall -qq -j $(CORES) -x '/tests?/|/testing/' . "$(CURDIR)/skill" || true
 	@touch $(STAMP)
