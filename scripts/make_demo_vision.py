@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch>=2.9,<2.14", "transformers>=5.23,<6", "sentencepiece>=0.2", "protobuf>=5", "pillow", "pyarrow"]
+# dependencies = ["torch>=2.9,<2.16", "transformers>=5.23,<6", "sentencepiece>=0.2", "protobuf>=5", "pillow", "pyarrow"]
 # ///
 """Makes the model and the dataset of `skill-train demo --method vision`, from nothing but this file and make_demo.py.
 

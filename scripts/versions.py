@@ -59,7 +59,7 @@ def main() -> int:
         print("testing", ", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
         code = subprocess.run([str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE], cwd=ROOT).returncode
     if code == 0 and arguments.record:
-        record("make versions", versions)
+        record(" ".join(["make versions", *arguments.override]), versions)
     return code
 
 

@@ -966,7 +966,7 @@ def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
 
 
 def test_killed_between_the_request_and_its_record(hub: Hub, desk: Any, call: Any, here: Path) -> None:
-    hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
+    hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=5.0))
     child = _start(hub, desk, here, *SAID, "--yes")
     wait_until(lambda: hub.jobs_created == 1, 30)
     child.send_signal(signal.SIGKILL)
