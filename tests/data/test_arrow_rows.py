@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
@@ -80,6 +83,38 @@ def test_a_null_in_jsonl_stays_as_it_is_written(tmp_path: Path) -> None:
     row = _row("get_weather", {"city": "Paris", "unit": None})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert [row for _, row in iter_rows(str(tmp_path / "rows.jsonl"), split="train")] == [row]
+
+
+@pytest.mark.parametrize("value", [datetime(2024, 1, 2, 3, 4), date(2024, 1, 2), Decimal("1.50"), b"\x00\xff"])
+def test_what_no_json_has_is_refused_in_calls_and_tools(tmp_path: Path, value: Any) -> None:
+    """transformers writes `<datetime>` for a date, which DuckDB and pyarrow make of a text in JSON lines."""
+    called, described = _row("now", {"at": [value]}), _row("now", {"at": "12"})
+    described["tools"][0]["function"]["parameters"]["properties"]["at"]["default"] = value
+    for row in (called, described):
+        _write(tmp_path / "rows.parquet", pyarrow.Table.from_pylist([row]))
+        with pytest.raises(UsageError, match=f"a call or a tool has a value of the type {type(value).__name__}"):
+            dataset.scan(Recipe(model="m", data=str(tmp_path / "rows.parquet")))
+
+
+def test_a_date_beside_the_text_of_a_message_is_not(tmp_path: Path) -> None:
+    """As in WildChat; no chat template writes it."""
+    messages = [{"role": role, "content": "Hi", "timestamp": datetime(2024, 1, 2)} for role in ("user", "assistant")]
+    _write(tmp_path / "rows.parquet", pyarrow.Table.from_pylist([{"messages": messages}]))
+    assert dataset.scan(Recipe(model="m", data=str(tmp_path / "rows.parquet"))).rows == 1
+
+
+def test_an_argument_called_bytes_has_no_nulls_of_others(tmp_path: Path) -> None:
+    """The data of a picture is called so too, and stays."""
+    rows = [_row("read", {"bytes": {"from": 1}}), _row("read", {"bytes": {"to": 2}})]
+    _write(tmp_path / "rows.parquet", pyarrow.Table.from_pylist(rows))
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.parquet"), split="train")] == rows
+
+
+def test_an_answer_that_is_a_date_is_shown(tmp_path: Path) -> None:
+    _write(tmp_path / "rows.parquet", pyarrow.table({"question": ["When?"], "answer": [date(2024, 1, 2)]}))
+    with pytest.raises(UsageError, match=r"answer is datetime\.date\(2024, 1, 2\) and not text") as caught:
+        dataset.scan(Recipe(model="m", data=str(tmp_path / "rows.parquet")))
+    assert caught.value.expected == "text in answer, such as '2024-01-02'"
 
 
 def test_json_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ PACKAGE = "skill_train.program."
 # The parts in the order of the file. A part imports only earlier parts.
 PARTS = (
     "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/choices", "chat/pairs", "examples",
-    "chat/answers", "chat/typed", "chat/row_notes", "chat/labels", "tables/columns", "parquet", "pictures/locations",
-    "pictures/decode", "pictures/in_rows", "pictures/parts", "pictures/engine", "pictures/processor",
-    "pictures/tokens", "tables/shape", "rows", "start/inputs", "split", "tokenizer", "encode", "model", "watch",
+    "chat/answers", "chat/typed", "chat/row_notes", "chat/labels", "tables/columns", "tables/shape", "parquet",
+    "pictures/locations", "pictures/decode", "pictures/in_rows", "pictures/parts", "pictures/engine",
+    "pictures/processor", "pictures/tokens", "rows", "start/inputs", "split", "tokenizer", "encode", "model", "watch",
     "trainer", "checks", "cloud/file_names", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 _NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"

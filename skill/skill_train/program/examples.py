@@ -4,9 +4,8 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.chat.choices import all_left_out, is_left_out
@@ -289,7 +288,7 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
 
 def text_of(value: Any, name: str) -> str:
     require_text(value, name, answer=name in ANSWERS)
-    if isinstance(value, (int, float)):
+    if not isinstance(value, (str, list, dict, type(None))):  # a number, a date
         raise bad_row(f"{name} is {value!r} and not text", f"text in {name}, such as {str(value)!r}", repr(value))
     if not isinstance(value, str) or not value.strip():
         raise bad_row(f"{name} is empty or not text", f"text in {name}", repr(value))
@@ -327,6 +326,7 @@ def tools_of(value: Any) -> list[Any] | None:
     tools = list_of(value or [], "tools")
     if not all(isinstance(tool, dict) for tool in tools):
         raise bad_row("a tool is not an object", '[{"type": "function", "function": {…}}, …]', repr(tools))
+    json.dumps(tools, default=not_json)
     return tools or None
 
 
@@ -349,6 +349,12 @@ def json_value(text: str, name: str) -> Any:
         raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text, hint) from None
 
 
+def not_json(value: Any) -> None:
+    """Refuses a value of Arrow, such as a date, in whose place transformers writes `<datetime>`."""
+    what = f"a call or a tool has a value of the type {type(value).__name__}, which JSON does not have"
+    raise bad_row(what, f"a text, such as {str(value)!r}", repr(value), "write the value as text")
+
+
 def checked_call(call: Any) -> Any:
     """The call, if its arguments are an object or JSON text of one. Missing or blank arguments become an empty object,
     as in vLLM."""
@@ -362,7 +368,9 @@ def checked_call(call: Any) -> Any:
         if other is not None:
             raise bad_row(f"a call has no arguments, but {other!r}", "arguments", repr(call))
         return call | {"arguments": {}}
-    if not isinstance(json_value(arguments, ARGUMENTS) if isinstance(arguments, str) else arguments, dict):
+    read = json_value(arguments, ARGUMENTS) if isinstance(arguments, str) else arguments
+    json.dumps(read, default=not_json)
+    if not isinstance(read, dict):
         raise bad_row(f"{ARGUMENTS} are not an object", '{"name": value, …}, or JSON text of it', repr(arguments))
     return call
 
@@ -438,14 +446,6 @@ def repeated_in(pairs: list[tuple[str, Any]]) -> str:
 def repeated_key(where: str, key: str) -> Refused:
     expected = "each key once in an object; of two values one would be dropped silently"
     return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
-
-
-def require_distinct(names: Iterable[str], table: Path) -> None:
-    """Refuses a table with two columns of one name: a row would keep only the last of them."""
-    for name, count in Counter(filter(None, names)).most_common(1):
-        if count > 1:
-            message = f"{table} has {count} columns with the name {name[:200]!r}"
-            raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
 # Names of columns of pictures, sounds or films, in the languages in which we found such datasets.

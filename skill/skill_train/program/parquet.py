@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused, first_line
-from skill_train.program.examples import (
-    RepeatedKey,
-    Row,
-    repeated_key,
-    require_distinct,
-    unreadable,
-)
+from skill_train.program.examples import RepeatedKey, Row, repeated_key, unreadable
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 from skill_train.program.tables.columns import as_written
+from skill_train.program.tables.shape import require_distinct
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. `most_in_all` and

@@ -19,7 +19,6 @@ from skill_train.program.examples import (
     Row,
     repeated_in,
     repeated_key,
-    require_distinct,
     unreadable,
     with_distinct_keys,
 )
@@ -57,6 +56,7 @@ from skill_train.program.tables.shape import (
     not_an_object,
     old_encoding,
     records_of,
+    require_distinct,
     require_no_space,
     require_quotes,
     sign_of,

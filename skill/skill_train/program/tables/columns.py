@@ -59,7 +59,9 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
         )
     if not types.is_struct(kind):
         return None
-    fields = {each.name: arrow_reader(each.type, json_read=json_read) for each in kind if each.name != "bytes"}
+    fields = {each.name: arrow_reader(each.type, json_read=json_read) for each in kind}
+    if fields.get("bytes") is text_in_bytes:  # of a picture
+        del fields["bytes"]
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):  # null, or what `datasets` makes of an image

@@ -2,9 +2,11 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from skill_train.program.events import Refused
@@ -61,6 +63,14 @@ def odd_letters(text: str) -> tuple[int, int]:
             odd += not one.isalpha() or one.isupper() != (before + after).isupper()
             count += 1
     return odd, count
+
+
+def require_distinct(names: Iterable[str], table: Path) -> None:
+    """Refuses a table with two columns of one name: a row would keep only the last of them."""
+    for name, count in Counter(filter(None, names)).most_common(1):
+        if count > 1:
+            message = f"{table} has {count} columns with the name {name[:200]!r}"
+            raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
 def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
