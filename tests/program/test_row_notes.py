@@ -16,6 +16,7 @@ from command_child import Commands
 from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
+from skill_train.program.rows import iter_rows
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +156,48 @@ def test_whole_numbers_that_pandas_wrote_with_a_point_are_told(tmp_path: Path, t
     """A column of numbers with an empty cell is one of floats; stars with halves are."""
     said = notes(tmp_path, *(ALPACA | {"output": text} for text in texts))
     assert [note for note in said if "as a float" in note] == said and bool(said) is told
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"messages": [USER, BOT | {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}]}
+
+
+def _tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_nulls_of_arrow_that_were_written_into_json_are_told(tmp_path: Path, lines: bool, as_json: bool) -> None:
+    """`Dataset.to_json` gives each call the arguments of all others, and each tool their parameters."""
+    rows = [_call("weather", {"city": "Rome"}), _call("convert", {"amount": {"of": 1}})]
+    if as_json:  # as in OpenAI's format: such a text has the arguments of the call alone
+        rows = [_call("weather", '{"city": null}'), _call("convert", '{"amount": 1}')]
+        for row, name in zip(rows, "xy", strict=True):
+            row["tools"] = [_tool(name, **{name: {"type": "string"}})]
+    import datasets
+
+    datasets.Dataset.from_list(rows).to_json(str(tmp_path / "out.json"), lines=lines)
+    read = [row for _, row in iter_rows(str(tmp_path / "out.json"), split="train")]
+    found = notes(tmp_path, *read, template="{{- tools | tojson -}}" + tiny_templates.QWEN2_CALLS)
+    [note] = [note for note in found if "null" in note]
+    first = f"(the first: line 1, {'y' if as_json else 'amount'!r})"
+    assert note.startswith(f"2 of 2 rows have a null in a call or a tool that was hardly meant {first}")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        _call("weather", {"city": "Rome", "unit": None}),  # OpenAI's strict mode: an argument that may be left out
+        _call("weather", '{"city": "Rome", "unit": null}') | {"tools": [_tool("a", x={"default": None})]},
+        {"messages": [USER | {"tool_calls": None}, BOT | {"tool_calls": None}]},
+        {"messages": [USER | {"tool_calls": None}, *_call("now", {"city": "Rome"})["messages"][1:]]},
+        {"messages": [USER, BOT], "tools": [{"name": "now", "parameters": None}, {"function": None}]},
+    ],
+)
+def test_other_nulls_are_not(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert not [note for note in notes(tmp_path, row, template=tiny_templates.QWEN2_CALLS) if "null" in note]
 
 
 def test_tools_that_are_described_once_are_not_noted(tmp_path: Path) -> None:

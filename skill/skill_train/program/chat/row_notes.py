@@ -75,6 +75,10 @@ TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
 )
+WRITTEN_NULLS = (
+    "have a null in a call or a tool that was hardly meant (the first: {}), and that is trained: `datasets` and pandas "
+    "write a null for each name that only others have. Use the Parquet file, or take the nulls out"
+)
 RESPONSE_TWICE = (
     "have the answer of a tool in <tool_response> twice (the first: {}): the chat template writes the tags too"
 )
@@ -141,9 +145,10 @@ def findings(row: Row, columns: dict[str, str], encoded: Any, own: Container[str
     systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
     if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
         yield TWO_SYSTEMS, ""
-    names = names_of_tools(encoded.get("tools"))
+    yield from islice(written_nulls(row, encoded.get("tools")), 1)
+    tools = functions_of(encoded.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
-    if names and any(is_described(names, text) for text in texts):
+    if any(is_described(tools, text) for text in texts):
         yield TOOLS_TWICE, ""
 
 
@@ -170,13 +175,28 @@ def unread_keys(messages: list[Any], rendered: str) -> Iterator[tuple[str, str]]
             yield UNREAD_KEYS, f", {name} of a message of {role}"
 
 
-def names_of_tools(tools: Any) -> list[str]:
-    functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
-    return [
-        function["name"] for function in functions if isinstance(function, dict) and is_filled(function.get("name"))
-    ]
+def functions_of(items: Any) -> list[Row]:
+    """The functions of these tools or calls, each of which may hold one or be one."""
+    functions = [item.get("function", item) for item in items or () if isinstance(item, dict)]
+    return [function for function in functions if isinstance(function, dict)]
 
 
-def is_described(names: list[str], text: str) -> bool:
-    """Whether a text has each of these tools as JSON, or as Python writes it."""
-    return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
+def written_nulls(row: Row, tools: Any) -> Iterator[tuple[str, str]]:
+    """The note for each null in JSON that comes from Arrow: parameters of tools, which no null describes, and arguments
+    of calls where a message without calls has a null for them too."""
+    parameters = (function.get("parameters") for function in functions_of(tools))
+    objects = [each.get("properties") for each in parameters if isinstance(each, dict)]
+    turns = [turn for value in row.values() if isinstance(value, list) for turn in value if isinstance(turn, dict)]
+    called: list[Any] = [turn["tool_calls"] for turn in turns if "tool_calls" in turn]
+    if None in called:
+        objects += [call.get("arguments") for calls in called for call in functions_of(calls)]
+    for each in objects:
+        yield from (
+            ((WRITTEN_NULLS, f", {key!r}") for key in each if each[key] is None) if isinstance(each, dict) else ()
+        )
+
+
+def is_described(tools: list[Row], text: str) -> bool:
+    """Whether a text has each of these tools, and one or more, as JSON or as Python writes it."""
+    names = [re.escape(str(tool["name"])) for tool in tools if is_filled(tool.get("name"))]
+    return names != [] and all(re.search(rf"""["']name\\?["']: ?\\?["']{name}\\?["']""", text) for name in names)
