@@ -2452,16 +2452,19 @@ def sign_of(first_line: str, suffix: str, lines: Iterable[str]) -> str:
     return max(signs, key=lambda sign: sum(row.count(sign) == header.count(sign) for row in rows))
 
 
+MARKED = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
 def utf16(raw: bytes) -> str | None:
-    """The kind of UTF-16, or None. Text of plain letters without a mark is UTF-8 too, with zeros that no text has."""
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "UTF-16"
+    """The kind of UTF-16 or UTF-32, or None. Plain letters without a mark are UTF-8 too, with zeros."""
     zeros = raw[::2].count(0), raw[1::2].count(0)
-    return ("UTF-16BE", "UTF-16LE")[zeros[1] > zeros[0]] if max(zeros) - min(zeros) > len(raw) // 8 else None
+    width = 32 if 3 * sum(zeros) > 2 * len(raw) else 16
+    unmarked = f"UTF-{width}{('BE', 'LE')[zeros[1] > zeros[0]]}" if max(zeros) - min(zeros) > len(raw) // 8 else None
+    return next((kind for mark, kind in MARKED.items() if raw.startswith(mark)), unmarked)
 
 
-# Encodings of a text that is neither UTF-8 nor UTF-16, by the names of iconv: that of Windows, which includes Latin-1;
-# of DOS (Excel's "CSV (MS-DOS)"); of old Macs ("CSV (Macintosh)").
+# Encodings of any other text, by the names of iconv: that of Windows, which includes Latin-1; of DOS (Excel's "CSV
+# (MS-DOS)"); of old Macs ("CSV (Macintosh)").
 OLD_ENCODINGS = {"WINDOWS-1252": "cp1252", "CP850": "cp850", "MACINTOSH": "mac_roman"}
 IN_WORDS = "’\xad"  # an apostrophe, and the sign for a soft hyphen
 

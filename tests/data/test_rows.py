@@ -282,7 +282,9 @@ def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
-@pytest.mark.parametrize(("encoding", "named"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+@pytest.mark.parametrize(
+    ("encoding", "named"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16"), ("utf-32", "UTF-32")]
+)
 def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, named: str) -> None:
     text = '{"prompt": "café"}\n' if name == "rows.jsonl" else "prompt,completion\ncafé,b\n"
     (tmp_path / name).write_bytes(text.encode(encoding))
@@ -718,11 +720,11 @@ def test_of_two_signs_in_a_header_the_rows_have_one(tmp_path: Path, lines: list[
     assert numbered(path.read_bytes(), path.name, whole=True) == rows
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": "plain"}\n'), ("a.csv", "text,id\nplain,1\n")])
 def test_utf_16_of_plain_letters_is_no_utf_8(tmp_path: Path, name: str, text: str, encoding: str) -> None:
     """Each of its bytes is UTF-8 too."""
     (tmp_path / name).write_bytes(text.encode(encoding))
     (_, broken, _), *_ = read_rows.read(_recipe(tmp_path / name))
     assert isinstance(broken, Broken) and broken.kind == "not_utf8"
-    assert f"iconv -f UTF-16{encoding[-2:].upper()} " in str(broken.refusal.error["hint"])
+    assert f"iconv -f UTF-{encoding[4:].replace('-', '').upper()} " in str(broken.refusal.error["hint"])
