@@ -127,8 +127,14 @@ def test_only_gguf_files_are_offered(commands: Commands, file: Path, tmp_path: P
     bare = shutil.copytree(made, tmp_path / "bare", ignore=shutil.ignore_patterns("gguf"))
     none = refused(commands, bare, "--quant", "merged").answer["error"]
     assert (none["expected"], none["hint"]) == ("a file in gguf/", f"skill-train export-gguf {bare}")
-    none = refused(commands, bare).answer["error"]
-    assert (none["code"], none["message"]) == ("missing_step", f"{bare} has no GGUF file yet")
+    # The file of an adapter alone, by its record: both commands said that there is no file.
+    (bare / "gguf").mkdir()
+    shutil.copy(made / "gguf" / "run-f16.gguf", bare / "gguf")
+    (bare / "convert.json").rename(bare / "lora_gguf.json")
+    benched = commands.run(tmp_path, dict(os.environ), "bench", bare)
+    for none, code in ((refused(commands, bare), "missing_step"), (benched, "missing_file")):
+        error = none.answer["error"]
+        assert (error["code"], error["message"]) == (code, f"{bare} has no GGUF file of a whole model")
 
 
 def test_what_it_cannot_serve_right_is_refused(commands: Commands, file: Path, tmp_path: Path) -> None:

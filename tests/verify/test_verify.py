@@ -213,8 +213,9 @@ def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     made = gguf_maker.exported("gemma")
-    with pytest.raises(UsageError, match=r"absent\.gguf does not exist"):
+    with pytest.raises(UsageError, match=r"absent\.gguf does not exist") as raised:
         proof(made, tmp_path / "verify.json", ggufs=[tmp_path / "absent.gguf"])
+    assert raised.value.hint.startswith("check the path of --gguf")
     assert not (tmp_path / "verify.json").exists()
 
 

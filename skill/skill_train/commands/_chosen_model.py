@@ -73,7 +73,7 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
     choice = chosen(where, word, () if word else _FOLDERS)
     if not choice.model.is_gguf:
         raise UsageError(
-            f"{where} has no GGUF file yet",
+            f"{where} has no GGUF file of a whole model",
             code="missing_step",
             expected="a file in gguf/",
             got=choice.model.name,

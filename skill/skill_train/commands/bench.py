@@ -94,7 +94,7 @@ def _files(paths: Sequence[Path], console: Console) -> list[Path]:
         run = open_run(path) if path.is_dir() else None
         found = [path] * path.is_file() if run is None else run.ggufs
         if not found:
-            why = "does not exist" if run is None else "has no GGUF file"
+            why = "does not exist" if run is None else "has no GGUF file of a whole model"
             hint = f"skill-train export-gguf {quoted(path)}" if run is not None else "skill-train export-gguf RUN"
             raise UsageError(f"{path} {why}", code="missing_file", expected="GGUF files or exported runs", hint=hint)
         if run is not None:

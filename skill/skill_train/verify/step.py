@@ -270,7 +270,8 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
             wrong[0] if wrong else "there is no GGUF file to verify",
             code="missing_file",
             expected="GGUF files, and a model folder as the reference",
-            hint=way_to_model(reference) or "skill-train export-gguf RUN",
+            hint=way_to_model(reference)
+            or "check the path of --gguf, or write such files: skill-train export-gguf RUN",
         )
     twice = next((name for name, count in Counter(path.name for path in ggufs).items() if count > 1), None)
     if twice:  # digests and figures are kept by name
