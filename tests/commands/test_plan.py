@@ -485,16 +485,24 @@ def test_rows_beyond_the_positions_of_the_model_are_told(hub: Hub, here: Path, m
     ("rows", "told"),
     [
         (19, None),  # none is held out, so nothing is measured
-        (40, "2 of 40 rows are held out, which tell a share of right answers to ±69 points"),  # 0.98 / sqrt(2)
-        (199, "9 of 199 rows are held out, which tell a share of right answers to ±33 points"),  # 0.98 / 3
-        (200, None),
+        (40, "2 of 40 rows are held out, which tell a share of right answers to ±69 points; set 0.2"),  # 0.98 / sqrt(2)
+        (199, "9 of 199 rows are held out, which tell a share of right answers to ±33 points; set 0.16"),  # 0.98 / 3
+        (599, "29 of 599 rows are held out, which tell a share of right answers to ±18 points; set 0.06"),
+        (600, None),  # from 30 on `evaluate` does not warn either
     ],
 )
 def test_a_few_rows_held_out_tell_little(hub: Hub, here: Path, rows: int, told: str | None) -> None:
     tiny.write_rows(here / "n.jsonl", rows)
     warnings = _answer(_call(hub, here, *LOCAL[:-1], "n.jsonl"))["warnings"]
     messages = [warning["message"] for warning in warnings if warning["code"] == "few_held_out"]
-    assert messages == ([] if told is None else [f"{told}; set held_out_fraction: 0.2 to hold out more"])
+    share = "set held_out_fraction:"
+    assert messages == ([] if told is None else [f"{told.replace('set', share)} to hold out more"])
+
+
+def test_half_of_few_rows_is_not_told_to_be_half(hub: Hub, here: Path) -> None:
+    (here / "half.yaml").write_text("model: model\ndata: rows.jsonl\nheld_out_fraction: 0.5\n")
+    [told] = [w for w in _answer(_call(hub, here, "plan", "half.yaml"))["warnings"] if w["code"] == "few_held_out"]
+    assert told["message"] == "20 of 40 rows are held out, which tell a share of right answers to ±22 points"
 
 
 def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:

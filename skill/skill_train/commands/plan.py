@@ -52,6 +52,7 @@ from skill_train.program.plan import held_out_count
 from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record, train_record
+from skill_train.run.evaluate_record import FEW_ROWS
 from skill_train.run.folder import open_run
 from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Offer, Plan, Prices, Reason
 
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from skill_train.cloud.stage_data import Listed
 
 _MANY_EPOCHS = 10
-_FEW_HELD_OUT = 10
 _DEVICE_OPTIONS = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed", "quant")
 
 
@@ -213,10 +213,12 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
     """Warns about few held-out rows, because `evaluate` can then say little."""
     fraction = recipe.held_out_fraction
     held_out = held_out_count(rows, fraction)
-    if 0 < held_out < _FEW_HELD_OUT:
+    if 0 < held_out < FEW_ROWS:
         points = 98 / math.sqrt(held_out)  # 1.96 standard errors of a share of one half
         few = f"{held_out} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
-        console.warn("few_held_out", f"{few}; set held_out_fraction: {min(4 * fraction, 0.5):g} to hold out more")
+        more = min(4 * fraction, 0.5, math.ceil(100 * FEW_ROWS / rows) / 100)
+        more_rows = f"; set held_out_fraction: {more:g} to hold out more" if more > fraction else ""
+        console.warn("few_held_out", few + more_rows)
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
