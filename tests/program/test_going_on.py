@@ -131,7 +131,8 @@ def test_a_run_that_is_not_there_is_named(commands: Commands, tmp_path: Path, ma
         (tmp_path / "new").mkdir()
     done = _call(commands, tmp_path, "local --resume --run-dir new")
     assert done.error == (2, "not_a_run")
-    assert done.answer["error"]["hint"] == "skill-train local --model MODEL --data DATA --run-dir new"
+    trained = "check the path, or train a run: skill-train local --model MODEL --data DATA --run-dir new"
+    assert done.answer["error"]["hint"] == trained
 
 
 def test_resume_alone_asks_for_the_run(commands: Commands, tmp_path: Path) -> None:

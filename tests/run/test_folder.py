@@ -298,6 +298,20 @@ def test_a_folder_that_is_no_run_names_what_can_be_done_with_it(
     }
 
 
+def test_what_lies_in_a_run_or_around_runs_names_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a run led to `verify --reference`, whatever was asked for, and the folder of all runs to a training."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("my runs/a/plan.json", "my runs/a/gguf/a-f16.gguf", "my runs/a/checkpoints/checkpoint-2/x"):
+        Path(file).parent.mkdir(exist_ok=True, parents=True)
+        Path(file).write_text("{}")
+    for name in ("my runs", "my runs/a/gguf", "my runs/a/gguf/a-f16.gguf", "my runs/a/checkpoints/checkpoint-2"):
+        for command in ("evaluate", "export-gguf", "report", "merge", "verify"):
+            hint = answered(command, name)[1]["error"]["hint"]
+            assert hint == "give the folder of the run: 'my runs/a'", (command, name)
+    hint = answered("report", "my runs/b")[1]["error"]["hint"]
+    assert hint.startswith("check the path, or train a run: skill-train local ")
+
+
 def test_a_run_that_is_not_merged_yet_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished run is continued with --model RUN/merged."""
     monkeypatch.chdir(tmp_path)

@@ -159,7 +159,7 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
     try:
         run = open_run(folder)
     except UsageError as error:
-        error.hint = error.hint.replace("runs/first", quoted(folder))
+        error.hint = error.hint.replace("--run-dir runs/first", f"--run-dir {quoted(folder)}")
         raise
     plan = plan_record.read(run.plan)
     if not _is_finished(run, plan):

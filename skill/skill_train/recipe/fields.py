@@ -172,7 +172,7 @@ def read(path: Path) -> dict[str, object]:
             code="missing_file",
             expected="a YAML file with at least model and data",
             got=str(path),
-            hint=run if (path / "recipe.yaml").is_file() else "skill-train local --model MODEL --data DATA",
+            hint=run if (path / "recipe.yaml").is_file() else "check the path, or give --model and --data instead",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
         raise bad_recipe(f"{path} is not YAML: {' '.join(str(error).split())[:300]}", hint=_WRITE) from None

@@ -159,15 +159,17 @@ def open_run(path: Path) -> RunDir:
 
 def _way_to_run(path: Path) -> str:
     """A hint for something that is no run."""
+    around = [part.parent for part in (path, path.parent) if part.name in _RUN_FILES and part.is_dir()]
+    if (run := next(filter(RunDir.is_one, [*around, *sorted(path.glob("*"))]), None)) is not None:
+        return f"give the folder of the run: {quoted(run)}"
     if path.suffix == ".gguf":
         return f"skill-train verify --reference MODEL --gguf {quoted(path)}"
-    if path.name in _RUN_FILES and path.is_dir() and RunDir.is_one(path.parent):
-        return f"give the folder of the run: {quoted(path.parent)}"
     if lost := lost_plan(path):
         return lost
     if (path / "config.json").is_file():
         return f"a model goes to --model, --base or --reference; its GGUF files: skill-train export-gguf {quoted(path)}"
-    return way_to_model(path) or "skill-train local --model MODEL --data DATA --run-dir runs/first"
+    trained = "check the path, or train a run: skill-train local --model MODEL --data DATA --run-dir runs/first"
+    return way_to_model(path) or trained
 
 
 def lost_plan(path: Path) -> str | None:
