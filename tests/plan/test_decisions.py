@@ -429,7 +429,8 @@ def test_what_is_unknown_decides_nothing() -> None:
 def test_the_way_out_of_a_blocked_plan_is_one() -> None:
     """No cloud for sensitive data, and none for a plan that is for the cloud already."""
     here = {"where": "local"}
-    assert "--where cloud" in blocked(decided_plan("qwen2.5-7b", "m2_pro_16gb", **here)).hint
+    way = "or in the cloud: plan with --where cloud, then submit"  # `local` has no such option
+    assert way in blocked(decided_plan("qwen2.5-7b", "m2_pro_16gb", **here)).hint
     assert "cloud" not in blocked(decided_plan("qwen2.5-7b", "m2_pro_16gb", sensitive=True)).hint
     rented = blocked(decided_plan("qwen2.5-14b", "m2_pro_16gb", flavor="t4-small", where="cloud"))
     assert "a larger flavor" in rented.hint and "--where" not in rented.hint

@@ -155,8 +155,9 @@ def test_labels_are_what_the_hub_takes() -> None:
 @pytest.mark.parametrize(
     ("begun", "hint"),
     [
-        ("train.log", "skill-train local --resume --run-dir {}"),
-        ("checkpoints", "skill-train local --resume --run-dir {}"),
+        # Not the command alone, which would be the next one after `cancel`.
+        ("train.log", "it is a run of this machine, which goes on with skill-train local --resume --run-dir {}"),
+        ("checkpoints", "it is a run of this machine, which goes on with skill-train local --resume --run-dir {}"),
         ("recipe.yaml", "skill-train submit {}"),
     ],
 )

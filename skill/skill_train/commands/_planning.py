@@ -326,7 +326,7 @@ def blocked(plan: Plan) -> DecisionNeeded:
     """The error for a plan with blockers. The hint belongs to the first blocker."""
     first = plan.blockers[0]
     cloud = plan.where == "cloud"
-    elsewhere = "" if cloud or plan.policy.sensitive else ", or --where cloud"
+    elsewhere = "" if cloud or plan.policy.sensitive else ", or in the cloud: plan with --where cloud, then submit"
     larger = "a larger flavor, " if cloud else ""
     hint = {
         "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",

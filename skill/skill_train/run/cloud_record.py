@@ -204,9 +204,11 @@ def _otherwise(run: RunDir) -> str:
     if not RunDir.is_one(run.path):
         other = "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
         return lost_plan(run.path) or other
-    begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
-    goes_on = begun or _backend(run) in ELSEWHERE
-    return continue_command(run) if goes_on else f"skill-train submit {quoted(run.path)}"
+    if _backend(run) in ELSEWHERE:
+        return continue_command(run)
+    if any((run.path / name).exists() for name in ("train.log", "checkpoints")):
+        return f"it is a run of this machine, which goes on with {continue_command(run)}"
+    return f"skill-train submit {quoted(run.path)}"
 
 
 def continue_command(run: RunDir) -> str:
