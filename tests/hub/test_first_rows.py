@@ -62,10 +62,20 @@ def test_text_has_a_row_a_line() -> None:
         ("a.json", b'[{"a": 1}, {"a": 2} {"a": 3}]', "unreadable_dataset", "it is not JSON"),
         ("a.json", b'[{"a": 1}]\n[{"a": 2}]', "unreadable_dataset", "it is not JSON"),
         ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
-        ("a.csv", b"a,b\n1,2,\n3,4,\n", "unreadable_dataset", "line 2 has more cells than the header"),
-        ("a.tsv", b"a\tb\n1\t2\n3\t4\t5\n", "unreadable_dataset", "line 3 has more cells than the header"),
-        ("a.csv", b"a,b\n1\n3,4\n", "unreadable_dataset", "line 2 has fewer cells than the header"),
-        ("a.csv", b"a,b,a\n1,2,3\n", "unreadable_dataset", "2 columns have the name 'a'"),
+        (
+            "a.csv",
+            b"a,b\n1,2,\n3,4,\n",
+            "unreadable_dataset",
+            "line 2 of {} does not have as many columns as the header",
+        ),
+        (
+            "a.tsv",
+            b"a\tb\n1\t2\n3\t4\t5\n",
+            "unreadable_dataset",
+            "line 3 of {} does not have as many columns as the header",
+        ),
+        ("a.csv", b"a,b\n1\n3,4\n", "unreadable_dataset", "line 2 of {} does not have as many columns as the header"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "unreadable_dataset", "{} has 2 columns with the name 'a'"),
         ("a.csv", b'a,b\n1,"2\n', "unreadable_dataset", "unexpected end of data"),
         ("a.jsonl", b'{"b": 1}\n{"a": 1, "a": 2}', "unreadable_dataset", "line 2 has the key 'a' twice"),
         ("a.json", b'[{"b": 1}, {"c": [{"a": 1, "a": 2}]}]', "unreadable_dataset", "item 2 has the key 'a' twice"),
@@ -75,7 +85,7 @@ def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: s
     with pytest.raises(UsageError) as caught:
         parse(data, name, whole=True)
     assert caught.value.code == code
-    assert words in caught.value.message
+    assert words.format(name) in caught.value.message
 
 
 @pytest.mark.parametrize("data", [b"a,b\n1,2\n3\n5,6\n", b"a,a\n1,2\n3,4\n"])

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -224,14 +225,17 @@ def json_document(path: Path) -> Iterator[Line]:
         yield number, row, None
 
 
-def table_rows(path: Path) -> Iterator[Line]:
-    """The rows of a table whose first row has the names of the columns."""
+def table_rows(path: Path, text: str | None = None, *, whole: bool = True) -> Iterator[Line]:
+    """The rows of a table whose first row has the names of the columns. `text` is its text if no file is here; if that
+    is not `whole`, a later row may need its quotes."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
-    first = next(text_lines(path, []), "")
-    sign, unsure = sign_of(first, path.suffix.lower(), text_lines(path, [])), not first.startswith('"')
+    read = partial(text_lines, path, text)
+    first = next(read([]), "")
+    sign = sign_of(first, path.suffix.lower(), read([]))
+    unsure = not first.startswith('"') and (whole or sign != ",")
     names: list[str] | None = None
-    for record in records_of(text_lines(path, wrong_bytes), sign):
+    for record in records_of(read(wrong_bytes), sign):
         start, cells, lines, _ = record
         end = start + len(lines) - 1
         require_no_space(record, sign, len(names or cells), path)
@@ -243,19 +247,16 @@ def table_rows(path: Path) -> Iterator[Line]:
             if end > 1 or not SIGN_SAID.fullmatch(first):
                 names = cells
                 require_distinct(names, path)
-        elif cells == names:  # of a second table that was written after the first
-            found = f"line {end} of {path} repeats the header"
-            wrong = unreadable(found, "rows under one header", first.rstrip(), MEND)
+        elif cells and (cells == names or len(cells) != len(names)):  # the first of a second table behind this one
+            what = "repeats the header" if cells == names else "does not have as many columns as the header"
+            expected = f"rows of {len(names)} columns: {', '.join(names)}"
+            wrong = unreadable(f"line {end} of {path} {what}", expected, lines[0][:80].rstrip(), MEND)
             yield end, Broken("broken_json", wrong, len(lines)), None
-        elif cells and len(cells) == len(names):
+        elif cells:
             if unsure and vote(record, sign, len(names)) < 0:
-                require_quotes(records_of(text_lines(path, []), sign), record, sign, path)
+                require_quotes(records_of(read([]), sign), record, sign, path)
                 unsure = False
             yield end, dict(zip(names, cells, strict=True)), None
-        elif cells:
-            expected = f"{len(names)} columns: {', '.join(names)}"
-            wrong = unreadable(f"line {end} of {path} does not have as many columns as the header", expected, hint=MEND)
-            yield end, Broken("broken_json", wrong, len(lines)), None
 
 
 def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes]], what: str) -> Line | None:
@@ -275,8 +276,11 @@ def unread_record(path: Path, record: Record, wrong_bytes: list[tuple[int, bytes
     return None
 
 
-def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
-    """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
+def text_lines(path: Path, text: str | None, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
+    """The lines of a text, or else of a file. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
+    if text is not None:
+        yield from io.StringIO(text, newline="\n")
+        return
     for number, raw in numbered_lines(path):
         if b"\0" in raw and utf16(raw):
             wrong_bytes.append((number, raw))

@@ -4,19 +4,16 @@ A folder of pictures is read as by the `imagefolder` of `datasets` 5.2. A column
 with it, names files beside the table. The rows have the pictures themselves, in a column of another name.
 """
 
-import csv
-import io
 import json
 import posixpath
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train.core.errors import UsageError, refusals
 from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
 from skill_train.program.pictures.locations import FILE_NAME, TABLES
-from skill_train.program.rows import CELL_CHARACTERS, LFS_POINTER
-from skill_train.program.tables.shape import SIGN_SAID, records_of, require_no_space, require_quotes, sign_of, vote
+from skill_train.program.rows import LFS_POINTER, Broken, table_rows
 
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the new name of a column that is called only that
 
@@ -44,7 +41,7 @@ def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
                 raise _broken(name, f"it is not JSON: {error}") from None
         return list(enumerate(_array(text, name), start=1))
     if kind in ("csv", "tsv"):
-        return _table(text, name, kind, whole=whole)
+        return _table(text, name, whole=whole)
     lines = enumerate(_lines(text, whole=whole), start=1)
     if kind == "txt":
         return [(number, {"text": line}) for number, line in lines]
@@ -113,33 +110,16 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, Row]]:
-    csv.field_size_limit(CELL_CHARACTERS)
-    first = text.partition("\n")[0]
-    sign = sign_of(first, f".{kind}", io.StringIO(text, newline=""))
-    records = list(records_of(io.StringIO(text, newline=""), sign, strict=whole))
-    if (error := next((error for *_, error in records if error is not None), None)) is not None:
-        raise _broken(name, str(error))
-    cells_by_line = [(start + len(lines) - 1, cells) for start, cells, lines, _ in records]
-    names, *rows = cells_by_line[SIGN_SAID.fullmatch(first) is not None :] or [(1, list[str]())]
-    columns = names[1]
+def _table(text: str, name: str, *, whole: bool) -> list[tuple[int, Row]]:
+    """The rows as training reads them. Of a table that is not whole, the last one may be cut."""
+    rows = list[tuple[int, Row]]()
     with refusals():
-        for record in records:
-            require_no_space(record, sign, len(columns), name)
-    several = next((record for record in records if vote(record, sign, len(columns)) < 0), None)
-    if several is not None and not first.startswith('"') and (whole or sign != ","):
-        with refusals():
-            require_quotes(records, several, sign, name)
-    repeated = next((column for column in columns if column and columns.count(column) > 1), None)
-    if repeated is not None:
-        why = f"{columns.count(repeated)} columns have the name {repeated[:200]!r}"
-        raise _broken(name, why, "one name for each column")
-    numbered_cells = [(line, cells) for line, cells in (rows if whole else rows[:-1]) if cells]
-    for line, cells in numbered_cells:
-        if len(cells) != len(columns):  # pandas shifts the cells, fills them up, or refuses the file
-            why = f"line {line} has {'more' if len(cells) > len(columns) else 'fewer'} cells than the header"
-            raise _broken(name, why, f"one cell for each of: {', '.join(columns)[:200]}")
-    return [(line, dict(zip(columns, cells, strict=True))) for line, cells in numbered_cells]
+        lines = list(table_rows(Path(name), text, whole=whole))
+        for number, row, _ in lines if whole else lines[:-1]:
+            if isinstance(row, Broken):
+                raise row.refusal
+            rows.append((number, row))
+    return rows
 
 
 def _broken(name: str, why: str, expected: str = "JSON objects, one a line or in a list") -> UsageError:

@@ -76,7 +76,7 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
             raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
-def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Iterator[Record]:
+def records_of(lines: Iterable[str], sign: str) -> Iterator[Record]:
     taken = list[str]()
 
     def taking() -> Iterator[str]:
@@ -84,7 +84,7 @@ def records_of(lines: Iterable[str], sign: str, *, strict: bool = True) -> Itera
             taken.append(line)
             yield line
 
-    reader = csv.reader(taking(), delimiter=sign, strict=strict)
+    reader = csv.reader(taking(), delimiter=sign, strict=True)
     while True:
         start, cells, error = reader.line_num + 1, list[str](), None
         try:
