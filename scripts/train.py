@@ -1487,7 +1487,8 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
 
 # Roles that answer a call of the assistant, by the names that templates know. Such an answer may be empty.
 TOOLS = ("tool", "function", "ipython", "observation", "environment")
-ROLES = ("system", "developer", "user", "assistant", *TOOLS)
+SYSTEMS = ("system", "developer")
+ROLES = (*SYSTEMS, "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant", "system": "system",
@@ -1515,7 +1516,7 @@ def with_system(messages: Any, text: Any) -> Any:
 def is_silent(role: Any, message: Row) -> bool:
     """Whether a message is the system's and says nothing, neither in its text nor beside it."""
     others = (value for name, value in message.items() if name not in ("role", "from"))
-    return role in ("system", "developer") and not any(map(is_filled, others))
+    return role in SYSTEMS and not any(map(is_filled, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -1827,7 +1828,6 @@ MEDIA_COLUMN = re.compile(
     rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
     r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
 )
-MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"  # compiled when it is asked for: that takes 4 ms
 MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
 SENTENCE_WORDS = 3  # words
 
@@ -1841,7 +1841,7 @@ def names_media(column: str) -> bool:
 @lru_cache(maxsize=4096)
 def mentions_media(column: str) -> bool:
     """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
-    return any(re.fullmatch(MEDIA_WORD, word) for word in words_of_name(column))
+    return any(re.fullmatch(rf"(?:{MEDIA_WORDS})(?:e?s|i)?", word) for word in words_of_name(column))
 
 
 def words_of_name(column: str) -> list[str]:
@@ -2119,7 +2119,6 @@ MARK_IN_ANSWER = re.compile(
 FLOAT = re.compile(r"\s*-?\d+\.0\s*")
 TAGS_TWICE = re.compile(r"<tool_response>\s*<tool_response>")
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # not JSON, which has double quotes
-SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 WRONGLY_READ = (
     "have letters that were read in a wrong encoding (the first: {}), and that the model learns so: take the texts "

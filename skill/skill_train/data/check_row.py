@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.chat.choices import NOTHING_LEFT
 from skill_train.program.events import ErrorWords, Refused
-from skill_train.program.examples import CALLS, TOOLS, Example, Row, to_example
+from skill_train.program.examples import CALLS, ROLES, SYSTEMS, TOOLS, Example, Row, to_example
 from skill_train.program.pictures.in_rows import PICTURE, lift_pictures, media_beside, require_places
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
-_SYSTEM = ("system", "developer")
 HALF_A_PAIR = "the text contains half a surrogate pair, which no tokenizer can read"
-_ROLES = {*_SYSTEM, "user", "assistant", *TOOLS}
 
 
 class Trouble(NamedTuple):
@@ -191,7 +189,7 @@ def measure(example: Example) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _order(roles: tuple[str, ...]) -> Trouble | None:
-    unknown = next((role for role in roles if role not in _ROLES), None)
+    unknown = next((role for role in roles if role not in ROLES), None)
     if unknown is not None:
         return Trouble("unknown_role", False, f"{unknown!r} is not a role that chat templates know")
     why = role_trouble(roles)
@@ -201,8 +199,8 @@ def _order(roles: tuple[str, ...]) -> Trouble | None:
 def role_trouble(roles: tuple[str, ...]) -> str:
     """What is unusual in the order of the speakers; empty if nothing is unusual. Tool calls and their answers are
     not."""
-    speakers = [role for role in roles if role not in _SYSTEM]
-    if any(role in _SYSTEM and position for position, role in enumerate(roles)):
+    speakers = [role for role in roles if role not in SYSTEMS]
+    if any(role in SYSTEMS and position for position, role in enumerate(roles)):
         return "a system message that is not the first"
     if not speakers:
         return "a system message alone"

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, quoted
@@ -186,16 +187,12 @@ def rewriting_command(path: Path) -> str | None:
 
     If some other lines are UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
     """
-    if not path.is_file() or path.suffix == ".parquet":
-        return None
-    try:
-        encoding = _encoding(path)
-    except Refused:
-        return None
-    if encoding is None:
-        return None
+    encoding = None
+    if path.is_file() and path.suffix != ".parquet":
+        with suppress(Refused):
+            encoding = _encoding(path)
     new = path.with_name(f"{path.stem}.utf8{path.suffix}")
-    return f"iconv -f {encoding} -t UTF-8 {quoted(path)} > {quoted(new)}"
+    return f"iconv -f {encoding} -t UTF-8 {quoted(path)} > {quoted(new)}" if encoding else None
 
 
 def _encoding(path: Path) -> str | None:

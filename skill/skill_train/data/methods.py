@@ -98,10 +98,8 @@ def judge(
         pictures: the model reads them.
     """
     sft = _sft_pictures(row, detected, rows) if pictures else _sft(row, detected, rows)
-    return {"sft": sft, "dpo": _preference(row, "DPO", rows), "kto": _kto(row, rows)} | {
-        "grpo": _grpo(row),
-        "reward": _preference(row, "a reward model", rows),
-    }
+    pairs, reward = _preference(row, "DPO", rows), _preference(row, "a reward model", rows)
+    return {"sft": sft, "dpo": pairs, "kto": _kto(row, rows), "grpo": _grpo(row), "reward": reward}
 
 
 def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
@@ -126,15 +124,11 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
             return verdict
     if (verdict := _single_column(filled) or (_two_texts(row, rows) if len(filled) == len(row) else None)) is not None:
         return verdict
+    why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
+    if all(kind(value) != "text" for value in filled.values()):
+        why = "no column holds conversations, answers or plain text"
     question = _question(row)
-    why = (
-        f"{question} has no text of an answer beside it"
-        if question
-        else "no column holds conversations, answers or plain text"
-    )
-    if any(kind(value) == "text" for value in filled.values()) and not question:
-        why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
-    return Verdict("impossible", why)
+    return Verdict("impossible", f"{question} has no text of an answer beside it" if question else why)
 
 
 def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
@@ -264,11 +258,9 @@ def _no_answer(row: Row, texts: list[str]) -> str | None:
     if answers and (question := _question(row)) is not None:
         return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {question} must be text"
     about = next((column for column in texts if _plain(column) in _ABOUT), None)
-    return (
-        None
-        if about is None or "answer" in map(_role, texts)
-        else f"{about} is what a text is about by its name, and no answer is beside it"
-    )
+    if about is None or "answer" in map(_role, texts):
+        return None
+    return f"{about} is what a text is about by its name, and no answer is beside it"
 
 
 def _role(column: str) -> str | None:

@@ -120,7 +120,8 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
 
 # Roles that answer a call of the assistant, by the names that templates know. Such an answer may be empty.
 TOOLS = ("tool", "function", "ipython", "observation", "environment")
-ROLES = ("system", "developer", "user", "assistant", *TOOLS)
+SYSTEMS = ("system", "developer")
+ROLES = (*SYSTEMS, "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant", "system": "system",
@@ -148,7 +149,7 @@ def with_system(messages: Any, text: Any) -> Any:
 def is_silent(role: Any, message: Row) -> bool:
     """Whether a message is the system's and says nothing, neither in its text nor beside it."""
     others = (value for name, value in message.items() if name not in ("role", "from"))
-    return role in ("system", "developer") and not any(map(is_filled, others))
+    return role in SYSTEMS and not any(map(is_filled, others))
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -460,7 +461,6 @@ MEDIA_COLUMN = re.compile(
     rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
     r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
 )
-MEDIA_WORD = rf"(?:{MEDIA_WORDS})(?:e?s|i)?"  # compiled when it is asked for: that takes 4 ms
 MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
 SENTENCE_WORDS = 3  # words
 
@@ -474,7 +474,7 @@ def names_media(column: str) -> bool:
 @lru_cache(maxsize=4096)
 def mentions_media(column: str) -> bool:
     """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
-    return any(re.fullmatch(MEDIA_WORD, word) for word in words_of_name(column))
+    return any(re.fullmatch(rf"(?:{MEDIA_WORDS})(?:e?s|i)?", word) for word in words_of_name(column))
 
 
 def words_of_name(column: str) -> list[str]:

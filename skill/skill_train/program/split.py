@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from skill_train.program.chat.labels import trained_tokens
-from skill_train.program.chat.row_notes import SYSTEMS
 from skill_train.program.events import Refused
-from skill_train.program.examples import EncodedRow
+from skill_train.program.examples import SYSTEMS, EncodedRow
 from skill_train.program.folders.checkpoints import from_earlier_start, without
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.plan import HELD_OUT_ROWS, Recipe, held_out_count

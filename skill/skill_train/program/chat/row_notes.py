@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from skill_train.program.chat.choices import marks
-from skill_train.program.examples import CALLS, ROLES, THOUGHTS, TOOLS, Row, is_filled
+from skill_train.program.examples import CALLS, ROLES, SYSTEMS, THOUGHTS, TOOLS, Row, is_filled
 
 # Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. In answers only Alpaca's texts
 # count, because `None` may be a real answer.
@@ -39,7 +39,6 @@ MARK_IN_ANSWER = re.compile(
 FLOAT = re.compile(r"\s*-?\d+\.0\s*")
 TAGS_TWICE = re.compile(r"<tool_response>\s*<tool_response>")
 PYTHON_VALUE = re.compile(r"\s*[\[{]\s*(?:'|array\().*[\]}]\s*", re.DOTALL)  # not JSON, which has double quotes
-SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
 WRONGLY_READ = (
     "have letters that were read in a wrong encoding (the first: {}), and that the model learns so: take the texts "
