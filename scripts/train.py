@@ -2261,8 +2261,8 @@ def functions_of(items: Any) -> list[Row]:
 
 
 def written_nulls(row: Row, tools: Any) -> Iterator[tuple[str, str]]:
-    """The note for each null in JSON that comes from Arrow: parameters of tools, which no null describes, and arguments
-    of calls where a message without calls has a null for them too."""
+    """Notes on nulls of Arrow in JSON: parameters of tools, and arguments of calls where another message has a null for
+    its calls too."""
     parameters = (function.get("parameters") for function in functions_of(tools))
     objects = [each.get("properties") for each in parameters if isinstance(each, dict)]
     turns = [turn for value in row.values() if isinstance(value, list) for turn in value if isinstance(turn, dict)]

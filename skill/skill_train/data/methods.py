@@ -168,10 +168,8 @@ def _tells_nothing(column: str, rows: Sequence[Row]) -> bool:
 
 
 def _usual_columns(row: Row) -> Verdict | None:
-    if (detected := detect(row)) is None:
-        return None
-    because = f"{detected.reason}; the first row has others"
-    return Verdict("needs_mapping", because, detected.columns, detected.format)
+    found = detect(row)
+    return found and Verdict("needs_mapping", f"{found.reason}; the first row has others", found.columns, found.format)
 
 
 def _chosen_answers(row: Row) -> Verdict | None:
