@@ -1692,8 +1692,6 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 def tools_of(value: Any) -> list[Any] | None:
     """The tools of a row. Many datasets write them as JSON text, which no template reads."""
     tools = list_of(value or [], "tools")
-    if not all(isinstance(tool, dict) for tool in tools):
-        raise bad_row("a tool is not an object", '[{"type": "function", "function": {…}}, …]', repr(tools))
     json.dumps(tools, default=not_json)
     return tools or None
 
@@ -1701,8 +1699,8 @@ def tools_of(value: Any) -> list[Any] | None:
 def list_of(value: Any, name: str) -> list[Any]:
     """A list of tools or of calls, which may be JSON text; empty for an empty text."""
     read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
-    if not isinstance(read, list):
-        raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
+    if not isinstance(read, list) or not all(isinstance(each, dict) for each in read):
+        raise bad_row(f"{name} is not a list of objects", '[{"type": "function", "function": {…}}, …]', str(value))
     return read
 
 

@@ -514,6 +514,15 @@ def test_tools_that_no_template_reads_are_refused(tools: Any, pair: dict[str, An
         assert checker(found)(pair | {"tools": none})[2] is None
 
 
+def test_a_call_that_is_text_is_refused_before_a_template_fails_on_it() -> None:
+    """As columns of Arrow hold calls of several tools; templates write nothing of it, or call it undefined."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    found = DetectedFormat("messages", {"messages": "messages"}, "")
+    for calls, refused in (([json.dumps(call)], True), ([call], False), (json.dumps([call]), False)):
+        trouble = checker(found)({"messages": [USER, BOT | {"tool_calls": calls}]})[2]
+        assert (trouble is not None and trouble.why == "tool_calls is not a list of objects") == refused
+
+
 def test_what_stands_beside_texts_is_checked_as_a_chat_template_will_read_it() -> None:
     """The plan took them, because without a template nobody reads them, and the training then refused them."""
     found = DetectedFormat(PROMPTED, {name: name for name in (*PAIR, "system")}, "")
