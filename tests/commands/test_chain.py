@@ -211,6 +211,10 @@ def test_a_proof_misses_rows_that_are_gone(tmp_path: Path, name: str) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     lines = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)
     (run / f"{name}.jsonl").write_text("".join(lines[:-1]))
+    training = json.loads((run / "train.json").read_text())
+    if training["outputs"].pop(f"{name}.jsonl", None):
+        assert answered("verify", run, "--tokens", 64)[1]["error"]["code"] == "output_changed"
+        (run / "train.json").write_text(json.dumps(training))  # as an earlier version wrote it
     code, answer = answered("verify", run, "--tokens", 64)
     assert (code, answer["error"]["code"], answer["error"]["got"]) == (2, "broken_record", f"{len(lines) - 1} rows")
     assert f"{name}.jsonl has {len(lines) - 1} of the {len(lines)} rows" in answer["error"]["message"]

@@ -233,6 +233,31 @@ def test_the_adapter_and_the_records_of_another_run_are_refused(
     assert not (other / "merged").exists()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+def test_the_steps_and_the_rows_of_another_run_are_refused(
+    commands: Commands, trained: Path, tmp_path: Path, name: str
+) -> None:
+    """Else `report` draws the other run's curve, and `diff` finds two runs the same that had other rows."""
+    run = Path(shutil.copytree(trained / "run", tmp_path / "run"))
+    other = tiny.write_rows(tmp_path / "other.jsonl", 30)
+    recipe = (trained / "recipe.yaml").read_text().replace("rows.jsonl", str(other))
+    (trained / "other.yaml").write_text(recipe)
+    assert _call(commands, trained, f"local other.yaml --run-dir {tmp_path / 'other'}").code == 0
+    shutil.copy(tmp_path / "other" / name, run / name)
+    reading = ("report run", f"diff run {trained / 'run'}", "merge run", "export-gguf run --quant q8_0")
+    for line in (*reading, "verify run --tokens 64", "evaluate run"):
+        done = _call(commands, tmp_path, line)
+        assert done.error == (2, "output_changed"), line + done.stdout + done.stderr
+        assert done.answer["error"]["message"].endswith(f"run/{name} is not the file that train.json describes")
+    assert done.answer["error"]["hint"] == f"put the trained file back, or move {Path('run', name)} away"
+    state = _call(commands, tmp_path, "status run")
+    assert (state.data["why"]["code"], state.answer["next"]) == ("output_changed", [])
+    (run / name).unlink()  # a run may lose its rows before somebody else gets it
+    for line in (*reading, "status run"):
+        done = _call(commands, tmp_path, line)
+        assert done.code == 0, line + done.stdout + done.stderr
+
+
 # --- What was planned on the Hub, and a file here of the same name ---
 
 

@@ -44,7 +44,8 @@ def test_the_whole_model_with_the_files_of_its_base(straight: Path) -> None:
         assert (straight / "merged" / name).read_bytes() == (base / name).read_bytes(), name
     record = json.loads((straight / "train.json").read_text())
     digest = hashlib.sha256((straight / "merged" / "model.safetensors").read_bytes()).hexdigest()
-    assert set(record["outputs"]) == {"environment.json", *(f"merged/{name}" for name in names)}
+    beside = {"environment.json", "metrics.jsonl", "samples.jsonl"}
+    assert set(record["outputs"]) == beside | {f"merged/{name}" for name in names}
     environment = hashlib.sha256((straight / "environment.json").read_bytes()).hexdigest()
     assert record["outputs"]["environment.json"]["sha256"] == environment
     assert record["outputs"]["merged/model.safetensors"]["sha256"] == digest

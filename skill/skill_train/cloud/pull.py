@@ -80,7 +80,7 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar) -> tuple[Pull,
 
 def in_repository(trained: TrainRecord) -> dict[str, str]:
     """The paths at which a job pushes its result files, by their names in the run directory."""
-    names = [name for name in trained.outputs if belongs_to_run(name)]
+    names = [name for name in trained.outputs if belongs_to_run(name) and not name.endswith(".jsonl")]
     pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
     return pushed | {name: name for name in ("environment.json", "train.json")}
 

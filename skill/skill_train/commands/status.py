@@ -18,7 +18,7 @@ from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, quoted
 from skill_train.run import cloud_record, lock, plan_record, progress, records, train_record
-from skill_train.run.earlier_start import require_as_trained, require_trained_recipe
+from skill_train.run.earlier_start import require_as_trained
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainFailure
 
@@ -116,7 +116,6 @@ def _changed(run: RunDir) -> UsageError | None:
     sizes = {name: (run.path / name).stat().st_size if (run.path / name).is_file() else None for name in record.outputs}
     names = [name for name, it in record.outputs.items() if it["bytes"] <= _READ_BYTES or sizes[name] != it["bytes"]]
     try:
-        require_trained_recipe(run, record)
         require_as_trained(run, record, names)
     except UsageError as error:
         return error

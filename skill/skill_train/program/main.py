@@ -116,6 +116,7 @@ from skill_train.program.start.inputs import (
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
 from skill_train.program.watch import (
+    ROWS,
     Watch,
     check_inputs,
     check_split,
@@ -346,7 +347,8 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
     settled = last[1:] or steps[1:] or steps  # the first step warms up
     timed = sum(line["seconds"] or 0.0 for line in settled)
     earlier = sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start)
-    described = [*files_of(tuned), *files_of(tuned.with_name("environment.json"))]
+    beside = (tuned.with_name(name) for name in ("environment.json", watch.metrics.name, ROWS[0]))
+    described = [*files_of(tuned), *(path for file in beside for path in files_of(file))]
     smaller = [reason for reason in plan.get("reasons") or [] if reason.get("rule") == SMALLER]
     return {
         "schema": "skill-train/step/1",

@@ -40,7 +40,7 @@ from skill_train.run import (
     train_record,
     verify_record,
 )
-from skill_train.run.earlier_start import require_trained_recipe
+from skill_train.run.earlier_start import require_as_trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.merge_record import MergeRecord
@@ -193,11 +193,12 @@ def reported_run(run: RunDir, name: str) -> ReportedRun:
     """The records of a run, without paths of this machine.
 
     Raises:
-        UsageError: a record is not as its step wrote it, or the plan has another recipe than the one that was trained.
+        UsageError: a record is not as its step wrote it, or the recipe, steps or rows are not those of the training.
     """
     documents, plan = _documents(run), plan_record.read(run.plan)
     if run.record("train").is_file():
-        require_trained_recipe(run, train_record.read(run.record("train")))
+        record = train_record.read(run.record("train"))
+        require_as_trained(run, record, [name for name in record.outputs if (run.path / name).parent == run.path])
     texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the user may have edited the file in the folder
     if (run.gguf / "Modelfile").is_file():
         texts["Modelfile"] = (run.gguf / "Modelfile").read_text(encoding="utf-8", errors="replace")

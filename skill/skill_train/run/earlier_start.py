@@ -90,7 +90,6 @@ def trained(run: RunDir) -> TrainRecord:
             hint=cloud_record.continue_command(run),
         )
     record = train_record.read(run.record("train"))
-    require_trained_recipe(run, record)
     require_as_trained(run, record, list(record.outputs))
     if run.is_full:
         require_only(run.tuned, map(run.path.joinpath, record.outputs), run.record("train"))
@@ -98,17 +97,21 @@ def trained(run: RunDir) -> TrainRecord:
 
 
 def require_as_trained(run: RunDir, record: TrainRecord, names: Iterable[str]) -> None:
-    """Refuses a run if one of these files has changed since the training.
+    """Refuses a run if its recipe, or one of these files, has changed since the training. Steps and rows may be gone.
 
     Raises:
-        UsageError: a file is missing, or has another content.
+        UsageError: the recipe is another one; a file is missing, or has another content.
     """
-    hint = f"put the trained file back, or move {quoted(run.record('train'))} away and train again"
+    _require_trained_recipe(run, record)
     for name in names:
-        require_unchanged(run.path / name, record.outputs[name], run.record("train"), hint)
+        file, may_be_gone = run.path / name, name.endswith(".jsonl")
+        if file.exists() or not may_be_gone:
+            hint = f"put the trained file back, or move {quoted(file if may_be_gone else run.record('train'))} away"
+            hint += "" if may_be_gone else " and train again"
+            require_unchanged(file, record.outputs[name], run.record("train"), hint)
 
 
-def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
+def _require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
     """Refuses a plan whose recipe is not the one that was trained: the plan was edited, or one of the two files belongs
     to another run. The hash in the plan itself proves nothing, because an edit does not change it.
 

@@ -79,7 +79,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
     recipe_hash: str | None = None
     steps: Whole
     verdict: Verdict
-    outputs: dict[FileName, FileDigest]  # the trained model, and environment.json
+    outputs: dict[FileName, FileDigest]  # the trained model, environment.json, metrics and samples
     saved_dtype: str | None = None  # of the trained weights, as torch names it
     smaller_layout: Reason | None = None  # why a second try trained with smaller batches; None if the first try fitted
     checks: list[SmokeCheck] = []
