@@ -133,6 +133,16 @@ def test_a_model_that_was_trained_whole_needs_no_record_of_a_merge(run: RunDir) 
     assert _names(run, "merged") == ["config.json", "model.safetensors"]
 
 
+def test_weights_that_the_training_did_not_write_are_not_pushed(run: RunDir) -> None:
+    """The card would call them trained. Texts beside the adapter are of the user."""
+    _put(run, "adapter/LICENSE.txt", b"as the base")
+    assert "LICENSE.txt" in _names(run, "adapter")
+    _put(run, "adapter/extra.safetensors", b"of another run")
+    assert _names(run, "gguf") == [Q4, Q8]
+    with pytest.raises(UsageError, match=r"extra\.safetensors is a file that train\.json does not describe"):
+        _names(run, "adapter")
+
+
 def test_only_a_path_of_this_machine_is_replaced_in_the_adapters_config(run: RunDir) -> None:
     [config] = [file for file in files_of(run, ("adapter",), "org/base") if file.path == "adapter_config.json"]
     assert (config.content, config.changed, config.source) == (None, None, run.adapter / "adapter_config.json")

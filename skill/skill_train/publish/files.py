@@ -63,7 +63,8 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         base: the name of the base to write into the adapter's config.
 
     Raises:
-        UsageError: the merged model was not merged from this adapter and checked, or has changed since.
+        UsageError: the merged model was not merged from this adapter and checked, or has changed since; the adapter has
+            weights that the training did not write.
     """
     files: list[PushFile] = []
     if "gguf" in parts:
@@ -73,7 +74,10 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         _require_checked_merge(run)
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
-        files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
+        there, record = _files(run.adapter), run.record("train")
+        files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in there]
+        beside = {file for file in there if file.suffix != ".safetensors"}  # a licence, a tokenizer
+        require_only(run.adapter, beside.union(map(run.path.joinpath, train_record.read(record).outputs)), record)
     return files
 
 
