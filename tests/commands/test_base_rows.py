@@ -103,6 +103,10 @@ def test_held_out_rows_that_the_run_of_another_file_was_trained_on_are_counted(t
     shown = f"{file.name} is of another run, which may have trained on some of these rows"
     assert told("report", first, code="file_trained") == [shown]
     assert f"{shown}." in (first / "report.html").read_text()
+    training = (first / "train.json").read_text()
+    edit(first / "train.json", "outputs", "adapter/adapter_model.safetensors", {"bytes": 1, "sha256": "0" * 64})
+    assert told("report", first, code="file_trained") == []  # the page leaves the evaluation of another adapter out
+    (first / "train.json").write_text(training)
 
     edit(other / "plan.json", "fingerprints", "data", "other")
     unknown = f"{other} has other data, so whether it trained on 1 of the {len(lines)} held-out rows is not known"

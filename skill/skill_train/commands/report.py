@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from skill_train.commands._command import PATH, argument, command, option
 from skill_train.commands._ended_training import warn_of_base_rows
 from skill_train.core.console import Console, Result
-from skill_train.run import evaluate_record
 from skill_train.run.folder import open_run
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ def report(options: ReportOptions, console: Console) -> Result:
     out = options.out or opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
     evaluated = [run for run in opened if run.record("evaluate").is_file()]
     may_know = tuple(run.path for run in evaluated if warn_of_base_rows(console, run))
-    for model in (name for run in evaluated for name in evaluate_record.read(run.record("evaluate")).perhaps_trained):
-        console.warn("file_trained", f"{model} is of another run, which may have trained on some of these rows")
     with console.progress("report") as progress:
         data = step.report(opened, out=out, progress=progress, warn=console.warn, base_may_know=may_know)
     following = dict.fromkeys(run["next"] for run in data["runs"] if run["next"])

@@ -132,6 +132,8 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar, warn: Warn, base_may
     for run, view in zip(read, views, strict=True):
         if blind := worse_than_blind(run, of_base=False):
             warn("blind", f"{run.name}: {blind}")
+        for model in run.evaluation.perhaps_trained if run.evaluation is not None else ():
+            warn("file_trained", f"{model} is of another run, which may have trained on some of these rows")
         if view["answers"] is not None and (private := sensitive(run)):
             warn("sensitive_rows", f"{run.name}: {private}")
     headlines = [_headline(dataclasses.replace(one, call=str(run.path))) for run, one in zip(runs, read, strict=True)]
