@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 import tiny
+import tiny_vision
 from one_command import answered
 from peak_memory import peak_mb
 from picture_bytes import encoded, header
@@ -767,3 +768,26 @@ def test_pictures_for_a_text_model_have_two_ways_on(folder: Path) -> None:
     code, answer = answered("data", "rows.jsonl", "--model", tiny.cached("llama-spm"))
     hint = answer["error"]["hint"]
     assert code == 2 and hint.index("references/vision.md") < hint.index("trains on the text alone"), answer
+
+
+@pytest.mark.parametrize("asked", ["<image>Which colour?", "Which colour?"])
+def test_the_text_alone_is_offered_only_where_it_trains(folder: Path, asked: str) -> None:
+    """A mark of the picture in the text is refused by the recipe of that hint too."""
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "Red."}]
+    _write(folder, [{"images": ["a.png"], "messages": messages}] * 2)
+    model = tiny.cached("llama-spm")
+    for words in (("data", "rows.jsonl"), ("plan", "--data", "rows.jsonl")):
+        code, answer = answered(*words, "--model", model)
+        way, _, mapping = answer["error"]["hint"].partition("trains on the text alone: ")
+        assert code == 2 and "references/vision.md" in way and bool(mapping) is ("<image>" not in asked), answer
+        if mapping:
+            (folder / "map.yaml").write_text(f"model: {model}\ndata: rows.jsonl\n" + mapping.replace(", col", "\ncol"))
+            assert answered("plan", "map.yaml")[0] == 0
+
+
+def test_a_sound_beside_pictures_is_not_called_a_picture(folder: Path) -> None:
+    """The hint of the plan named the sound as the column of pictures."""
+    _write(folder, [_asks("a.png") | {"audio": "a.wav"}] * 2)
+    code, answer = answered("plan", "--data", "rows.jsonl", "--model", tiny_vision.cached("gemma3"))
+    mapping = answer["error"]["hint"].partition("names the columns trains on them alone: ")[2]
+    assert code == 2 and "audio" not in mapping and "images: " in mapping, answer

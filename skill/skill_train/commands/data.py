@@ -339,7 +339,7 @@ def _impossible(inspection: Inspection) -> UsageError:
     if "sft" in others:
         error.hint = shlex.join(["skill-train", "data", inspection.recipe.data, "--method", "sft"])
     elif inspection.method == "sft" and inspection.detected is not None:  # the dataset also has a column of pictures
-        error.hint = columns_alone(inspection.detected)
+        error.hint = columns_alone(inspection.detected, inspection.row)
     elif others and (others != ["grpo"] or len(inspection.row) == 1):
         error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error

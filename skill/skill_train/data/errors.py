@@ -31,6 +31,7 @@ def empty(recipe: Recipe) -> UsageError:
 
 MAPPING = "in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
 _VISION = "train a vision model on pictures (references/vision.md)"
+_TEXT_OR_VISION = _VISION + ", or use a dataset of text"
 ALL_ALIKE = f"no row can be used, so --fix would leave none: change them all, or name other columns {MAPPING}"
 
 _TABLE_WITHOUT_ROW = (
@@ -82,17 +83,17 @@ def media_error(
     """
     what = f"{where} has an image, audio or video in the column {column!r}"
     got = media_in(row[column]) or repr(row[column])[:80]
+    hint = _TEXT_OR_VISION if detected is None else columns_alone(detected, row)
     if pictures:
+        if detected is None or "images" not in detected.columns:
+            hint = f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}"
         return UsageError(
             f"{what}, which no format of pictures reads",
             code="not_text",
             expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
             got=got,
-            hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+            hint=hint,
         )
-    hint = _VISION + ", or use a dataset of text"
-    if detected is not None:
-        hint = columns_alone(detected)
     return UsageError(
         f"{what}, and without a vision model only text is trained",
         code="not_text",
@@ -102,13 +103,20 @@ def media_error(
     )
 
 
-def columns_alone(detected: DetectedFormat) -> str:
-    """The hint for rows that have one more column, with pictures, sounds or films, than training reads."""
+def columns_alone(detected: DetectedFormat, row: Row) -> str:
+    """The hint for rows that have one more column, with pictures, sounds or films, than training reads. The texts of
+    such a row may have marks of pictures, which no text alone may have."""
     import yaml
 
+    pictured = "images" in detected.columns
+    try:
+        if not pictured:
+            example_of(row, detected)
+    except Refused as refusal:
+        if refusal.error["code"] == "not_text":
+            return _TEXT_OR_VISION
     columns = {"columns": detected.columns}
     text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
-    pictured = "images" in detected.columns
     what, vision = ("them", "") if pictured else ("the text", f"{_VISION}; ")
     return f"{vision}a recipe that names the columns trains on {what} alone: format: {detected.format}, {text[1:-1]}"
 
