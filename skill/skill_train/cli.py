@@ -91,11 +91,21 @@ def _make_ready() -> None:
                 signal.signal(number, signal.default_int_handler)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _not_lost
+        sys.meta_path.insert(0, _NumpyFirst())
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, for an encoding other than UTF-8
+
+
+class _NumpyFirst:
+    """Imports numpy before torch's C code, which imports it and drops a Ctrl-C that comes meanwhile."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None, /) -> None:
+        if fullname == "torch._C":
+            with suppress(ImportError):
+                import_module("numpy")
 
 
 def _not_lost(ignored: sys.UnraisableHookArgs) -> None:

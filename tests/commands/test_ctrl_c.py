@@ -41,6 +41,10 @@ IN_A_FINALIZER = IN_A_TEXT.replace(
             time.sleep(30)
 """,
 )
+# While torch's C code imports numpy: it drops whatever that raises, and left half of numpy behind.
+IN_TORCH = IN_A_TEXT.replace("skill_train.commands.diff", "numpy.matrixlib").replace(
+    "exec(", "sys.meta_path.remove(self); exec("
+)
 SLOW = "import time\nprint('loading', flush=True)\ntime.sleep(30)\n"
 
 
@@ -59,6 +63,17 @@ def test_the_exit_code_is_130_wherever_it_strikes(tmp_path: Path, where: str) ->
     assert json.loads(out)["error"]["code"] == "interrupted", err
     assert child.returncode == 130 and "Traceback" not in err
     assert ("was ignored" in err) is (where == IN_A_FINALIZER)
+
+
+def test_it_is_not_lost_while_torch_loads(tmp_path: Path) -> None:
+    """`merge` went on to its gate, and said then that a package is not installed."""
+    (tmp_path / "sitecustomize.py").write_text(IN_TORCH)
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    shutil.rmtree(run / "merged")
+    child = _start(tmp_path, "merge", str(run), "--format", "json")
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, json.loads(out)["error"]["code"]) == (130, "interrupted"), err
+    assert "Traceback" not in err and not (run / "merged").exists()
 
 
 def test_while_it_loads_there_is_no_traceback(tmp_path: Path) -> None:
