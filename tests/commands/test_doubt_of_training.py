@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import step_records
-from skill_train.commands._chosen_model import Chosen, doubt_of_training
+from skill_train.commands._chosen_model import Chosen, doubt_of_training, with_pictures
 from skill_train.core.digests import FileDigest
 from skill_train.evaluate.backends import Model
+from skill_train.evaluate.pictures import RunPictures
 from skill_train.run import records
 from skill_train.run.export_record import ExportRecord
+from skill_train.run.folder import RunDir
 
 
 def digest(word: str) -> FileDigest:
@@ -64,3 +66,24 @@ def test_without_records_nothing_is_said(run: Path) -> None:
         (run / f"{name}.json").unlink()
     assert doubted(run) == []
     assert doubt_of_training(Chosen(run / "a.gguf", Model("a.gguf", run / "a.gguf"))) == ""
+
+
+def test_a_file_reads_pictures_with_the_projector_of_its_own_run(tmp_path: Path) -> None:
+    """`evaluate RUN --gguf` measured the file of another run with the projector of this one, without a word."""
+    for name in ("run", "other", "text"):
+        (tmp_path / name / "gguf").mkdir(parents=True)
+        (tmp_path / name / "plan.json").write_text("{}")
+    for name in ("run", "other"):
+        (tmp_path / name / "gguf" / "mmproj.gguf").write_bytes(b"")
+        outputs = {"gguf/mmproj.gguf": digest("0") | {"quant": "f16"}}
+        records.write(tmp_path / name / "mmproj.json", ExportRecord(inputs={}, outputs=outputs))
+    (tmp_path / "run" / "gguf" / "linked.gguf").symlink_to(tmp_path / "other" / "gguf" / "b.gguf")
+    pictures = RunPictures(tmp_path, {"model": "m", "revision": None})
+
+    def read_with(file: str) -> Path | None:
+        read = with_pictures(Model("a", tmp_path / file), RunDir(tmp_path / "run"), pictures)
+        return read.projector and read.projector.resolve().relative_to(tmp_path).parent.parent
+
+    assert read_with("run/gguf/a.gguf") == read_with("elsewhere.gguf") == Path("run")
+    assert read_with("other/gguf/b.gguf") == read_with("run/gguf/linked.gguf") == Path("other")
+    assert read_with("text/gguf/a.gguf") is None

@@ -152,10 +152,13 @@ def _is_as_recorded(file: Path, stated: FileDigest, finished_at: str) -> bool:
 
 
 def with_pictures(model: Model, run: RunDir, pictures: RunPictures | None) -> Model:
-    """A model of a run with the settings of its pictures. A GGUF file reads pictures with the projector of the run."""
+    """A model of a run with the settings of its pictures. A GGUF file reads pictures with the projector of the run
+    that it lies in; elsewhere, with that of this run."""
     if pictures is None:
         return model
-    files = [run.path / name for name in export_record.outputs(run.path, "mmproj")] if model.is_gguf else []
+    around = model.path.resolve().parent.parent
+    place = around if RunDir.is_one(around) else run.path
+    files = [place / name for name in export_record.outputs(place, "mmproj")] if model.is_gguf else []
     return replace(model, pictures=pictures, projector=next((file for file in files if file.is_file()), None))
 
 
