@@ -18,8 +18,9 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, UsageError, VerificationFailed, quoted
 from skill_train.gguf.export_files import model_of, recorded, unread, with_model
 from skill_train.llama.engines.answers import ALL, ENGINES
+from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.run import export_record, plan_record, verify_record
-from skill_train.run.earlier_start import require_rows, require_samples, trained
+from skill_train.run.earlier_start import require_rows, require_whole, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.train_record import TrainedData, read_rows, way_back
@@ -128,7 +129,7 @@ def verify_run(console: Console, run: RunDir, options: VerifyOptions) -> Result:
             require_rows(held_out, run.path, training.data.held_out_rows)
         samples = read_rows(run.samples)
         if run.samples.is_file():
-            require_samples(samples, run.path, training.data.train_rows)
+            require_whole(run.samples, len(samples), min(SAMPLE_ROWS, training.data.train_rows), "the training kept")
         request = VerifyRequest(
             reference=run.merged if run.is_full else base,
             adapter=None if run.is_full else run.adapter,

@@ -87,20 +87,12 @@ def media_error(
     if pictures:
         if detected is None or "images" not in detected.columns:
             hint = f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}"
-        return UsageError(
-            f"{what}, which no format of pictures reads",
-            code="not_text",
-            expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
-            got=got,
-            hint=hint,
-        )
-    return UsageError(
-        f"{what}, and without a vision model only text is trained",
-        code="not_text",
-        expected="a dataset of text, or a vision model for pictures",
-        got=got,
-        hint=hint,
-    )
+        what += ", which no format of pictures reads"
+        expected = f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}"
+    else:
+        what += ", and without a vision model only text is trained"
+        expected = "a dataset of text, or a vision model for pictures"
+    return UsageError(what, code="not_text", expected=expected, got=got, hint=hint)
 
 
 def columns_alone(detected: DetectedFormat, row: Row) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, quoted
 from skill_train.program.chat.labels import fed_digest
-from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.folder import RunDir, require_only, require_unchanged, require_unused
@@ -75,11 +74,10 @@ def has_begun(run: RunDir) -> bool:
 
 
 def trained(run: RunDir) -> TrainRecord:
-    """`train.json` of a finished run. Its adapter, or whole model, must be unchanged and trained by the recipe in
-    `plan.json`.
+    """`train.json` of a finished run.
 
     Raises:
-        UsageError: the run is not trained yet, its files have changed since, or its plan has another recipe.
+        UsageError: the run is not trained yet, or its files or its recipe have changed since.
     """
     recorded = run.record("train").is_file()
     if not recorded or not run.tuned.is_dir():
@@ -112,11 +110,10 @@ def require_as_trained(run: RunDir, record: TrainRecord, names: Iterable[str]) -
 
 
 def _require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
-    """Refuses a plan whose recipe is not the one that was trained: the plan was edited, or one of the two files belongs
-    to another run. The hash in the plan itself proves nothing, because an edit does not change it.
+    """Refuses a plan whose recipe was not trained. The plan's own hash proves nothing: an edit does not change it.
 
     Raises:
-        UsageError: the recipe of `plan.json` has another hash than the one in `train.json`.
+        UsageError: the recipe has another hash than the one in `train.json`.
     """
     fingerprints = plan_record.read(run.plan).fingerprints
     planned = recipe_hash(read_json(run.plan)["recipe"], fingerprints)  # its own fields: earlier plans have fewer
@@ -131,8 +128,7 @@ def _require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
 
 
 def _differences(earlier: Plan, plan: Plan) -> list[str]:
-    """The differences, as `key: value in the folder → requested value`. Only recipes of pictures have the fields of
-    pictures."""
+    """The differences, as `key: value in the folder → requested value`. Not every recipe has every key."""
     kinds = sorted(earlier.fingerprints.keys() | plan.fingerprints.keys())
     changed = [f"the {key} has changed" for key in kinds if earlier.fingerprints.get(key) != plan.fingerprints.get(key)]
     old, new = earlier.recipe.as_dict(), plan.recipe.as_dict()
@@ -167,7 +163,7 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
     Raises:
         UsageError: there are no rows, fewer rows than recorded, or rows that may have been trained on.
     """
-    _require_whole(run / "held_out.jsonl", len(rows), recorded, "were held out")
+    require_whole(run / "held_out.jsonl", len(rows), recorded, "were held out")
     if not rows:
         raise UsageError(
             f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new rows",
@@ -192,20 +188,7 @@ def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
             )
 
 
-def require_samples(rows: Sequence[object], run: Path, train_rows: int) -> None:
-    """Refuses a `samples.jsonl` that has lost rows.
-
-    Args:
-        rows: the rows in the file.
-        train_rows: how many rows were trained on, according to `train.json`.
-
-    Raises:
-        UsageError: the file has fewer rows than the training kept.
-    """
-    _require_whole(run / "samples.jsonl", len(rows), min(SAMPLE_ROWS, train_rows), "the training kept")
-
-
-def _require_whole(file: Path, there: int, recorded: int, which: str) -> None:
+def require_whole(file: Path, there: int, recorded: int, which: str) -> None:
     """Requires the recorded number of rows: a file that was cut between two rows can still be read."""
     if there < recorded:
         raise UsageError(
