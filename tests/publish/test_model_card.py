@@ -77,17 +77,6 @@ def test_what_the_hub_reads_of_it(parts: tuple[str, ...], relation: str, library
     assert ("**not verified**" in page) == ("gguf" in parts)
 
 
-def test_files_of_an_earlier_training_or_another_run_are_called_so() -> None:
-    """The figures in the table are theirs."""
-    inputs = {"models": {Q8: {"model": {}, "adapter": None, "perhaps_trained": True}}}
-    read = msgspec.convert(whole_records.evaluation(inputs=inputs), Evaluation)
-    _, page = made("gguf", ggufs={Q8: 1}, evaluation=read, of_earlier_training=True)
-    assert "**not verified** against the trained model; by the records, some are of an **earlier training**.\n" in page
-    assert f", and which may have trained {Q8}" in page
-    _, page = made("gguf", ggufs={F16: 1}, evaluation=read)
-    assert "**not verified** against the trained model.\n" in page and "may have trained" not in page
-
-
 @pytest.mark.parametrize("parts", [("gguf",), ("gguf", "adapter")])
 def test_the_file_of_an_adapter_is_no_quantized_model(parts: tuple[str, ...]) -> None:
     """`ggufs` are the files that hold a whole model; `export-gguf --lora` makes none."""

@@ -119,15 +119,12 @@ def _doubt_of_proof(record: Path, file: Path) -> str:
     return f"{record}: {file.name} changed after it" if changed else ""
 
 
-def warn_of_origin(console: Console, run: RunDir) -> bool:
-    """Warns of GGUF files of a run that belong to an earlier training, or are not the exported files. Returns whether
-    some belong to an earlier training."""
-    found = (doubt_of_training(Chosen(run.path, Model(file.name, file))) for file in run.ggufs)
-    doubts = [*filter(None, found)]
-    for doubt in doubts:
-        console.warn("other_adapter", doubt)
+def warn_of_origin(console: Console, run: RunDir) -> None:
+    """Warns of GGUF files of a run that belong to an earlier training, or are not the exported files."""
+    for doubt in (doubt_of_training(Chosen(run.path, Model(file.name, file))) for file in run.ggufs):
+        if doubt:
+            console.warn("other_adapter", doubt)
     warn_of_replaced(console, run, run.ggufs)
-    return bool(doubts)
 
 
 def warn_of_replaced(console: Console, run: RunDir, files: list[Path]) -> None:

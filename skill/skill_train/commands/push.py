@@ -92,13 +92,13 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     if "gguf" in facts.parts and facts.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
         console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
-        facts = replace(facts, of_earlier_training=warn_of_origin(console, push.run))
+        warn_of_origin(console, push.run)
     if failure := smoke_failure(push.run, facts.training):
         console.warn("smoke_failed", f"{failure.message}; the card says so")
     half = half_of_a_pair(push.run, push.files)
     if half:
         console.warn("verdict_warn", f"{half}; skill-train export-gguf {quoted(options.run)}")
-    shown = replace(push, facts=facts)
+    shown = push
     if options.public and (private := repositories.is_private(facts.repo)) is not False:
         is_it = "is private" if private else "may be private, as the Hub does not say"
         opens = f"to open it: hf repos settings {facts.repo} --public"

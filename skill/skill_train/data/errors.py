@@ -96,8 +96,8 @@ def media_error(
 
 
 def columns_alone(detected: DetectedFormat, row: Row) -> str:
-    """The hint for rows that have one more column, with pictures, sounds or films, than training reads. The texts of
-    such a row may have marks of pictures, which no text alone may have."""
+    """The hint for rows that have one more column, with pictures, sounds or films, than training reads. The texts
+    may have marks of pictures, which no text alone has."""
     import yaml
 
     pictured = "images" in detected.columns

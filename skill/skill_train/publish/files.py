@@ -64,7 +64,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
 
     Raises:
         UsageError: the merged model was not merged from this adapter and checked, or has changed since; the adapter has
-            weights that the training did not write.
+            other weights.
     """
     files: list[PushFile] = []
     if "gguf" in parts:
@@ -76,7 +76,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         folder = "" if parts == ("adapter",) else "adapter/"
         there, record = _files(run.adapter), run.record("train")
         files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in there]
-        beside = {file for file in there if file.suffix != ".safetensors"}  # a licence, a tokenizer
+        beside = {file for file in there if file.suffix != ".safetensors"}
         require_only(run.adapter, beside.union(map(run.path.joinpath, train_record.read(record).outputs)), record)
     return files
 

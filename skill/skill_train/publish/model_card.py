@@ -50,7 +50,6 @@ class CardFacts:
     lora: str | None = None  # the name of the GGUF file of the adapter alone
     half_of_a_pair: str = ""  # a sentence if one of a vision model's two files is missing; otherwise empty
     evaluation: Evaluation | None = None  # the evaluation of these files; None if there is none
-    of_earlier_training: bool = False  # a file without a proof was made of an earlier training, by the records
     base_may_know: bool = False  # the base was made by runs that may have trained on the evaluated rows
     private: bool = False
 
@@ -126,8 +125,7 @@ def _verdict(facts: CardFacts) -> str:
     if "gguf" not in facts.parts:  # `verify` judges only GGUF files
         return ""
     if facts.proof is None:
-        doubt = "; by the records, some are of an **earlier training**" if facts.of_earlier_training else ""
-        return f"The files were **not verified** against the trained model{doubt}."
+        return "The files were **not verified** against the trained model."
     return f"Each file in the table below was compared with the model that was trained: **{facts.proof.verdict}**."
 
 
@@ -208,8 +206,6 @@ def _measured(facts: CardFacts) -> str:
     never = facts.training.data.held_out_trained == 0  # earlier versions trained on some of them
     which = "rows that this run never trained on" if never else "held-out rows, which may have been trained"
     which += ", and on some of which its base may have been trained" if facts.base_may_know else ""
-    of_others = [_safe(name) for name in evaluation.perhaps_trained if name in facts.ggufs]
-    which += f", and which may have trained {', '.join(of_others)}" if of_others else ""
     basis = f"By `skill-train evaluate`, on {evaluation.rows} {which}. The interval is of 95 %."
     head = f"## Measured\n\n{basis}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)

@@ -139,7 +139,7 @@ def _differences(earlier: Plan, plan: Plan) -> list[str]:
 def forget(run: RunDir, there: set[Path]) -> None:
     """Removes the files that a refused run has written. Files that were `there` before it stay.
 
-    A run may be refused for its data or its device. Nothing is removed once it has a checkpoint.
+    Nothing is removed once it has a checkpoint.
     """
     if has_begun(run):
         return
