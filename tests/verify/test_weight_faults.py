@@ -213,7 +213,7 @@ def test_rows_of_tokens_that_nobody_trained_are_no_fault(size: float, tmp_path: 
     weights = load_file(stored)
     weights["model.embed_tokens.weight"][300:340] *= size
     save_file(weights, stored, {"format": "pt"})
-    kinds = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs")
+    kinds = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs", "tq1_0", "tq2_0")
     gguf_maker.export(model, tmp_path / "gguf", quants=kinds)
     files = [read_gguf(file) for file in sorted((tmp_path / "gguf").iterdir())]
     assert len(files) == 1 + len(kinds)

@@ -112,6 +112,46 @@ def test_a_part_of_a_long_row(kind: str, width: int, part: int, matrix: bool, tm
     assert matrix or f"row 1 is 1 of its length off from weight {width - part} on" in found[1].detail
 
 
+_DRAW = np.random.default_rng(3)
+TERNARY_OF = {
+    "normal": _DRAW.standard_normal((8, 512)),
+    "heavy tails": _DRAW.standard_t(1.5, (8, 512)),
+    "almost ternary": _DRAW.integers(-1, 2, (8, 512)) * (1 + 0.02 * _DRAW.standard_normal((8, 512))),
+    "outliers": np.where(_DRAW.random((8, 512)) < 0.005, 1, 0.51 * _DRAW.choice([-1, 1], (8, 512))),
+    "almost zero": 1e-7 * _DRAW.standard_normal((8, 512)),  # less than two steps of the scale, an f16
+}
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("weights", TERNARY_OF)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_ternary_type_holds_each_weight_rounded_to_the_largest_of_its_block(
+    kind: str, weights: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    """llama.cpp (0.3.36) divides 256 weights by the largest, and rounds to -1, 0 and 1. Such a row is often further off
+    than its own length. No share of the change and no length of the rows is left to judge."""
+    model = TERNARY_OF[weights].astype(np.float32)
+    base = model - 0.1 * np.roll(model, 1, axis=0)
+    source = torch.from_numpy(model).to(stored).float().numpy()
+    scaled, emptied = source.copy(), source.copy()
+    scaled[3, :256] *= 1.02
+    emptied[5, 256:] = 0
+    found = []
+    wrong = {"scaled": scaled, "emptied": emptied, "base": base, "twice": 2 * model - base, "moved": source[::-1]}
+    for rows in (source, *wrong.values()):
+        writer = GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+        quantized = quants.quantize(np.ascontiguousarray(rows, np.float32), GGMLQuantizationType[kind])
+        writer.add_tensor(FULL, quantized, raw_dtype=GGMLQuantizationType[kind])
+        finish(writer)
+        comparison = _FileComparison(read_gguf(tmp_path / "m.gguf"), Places([], {}, []), tuned=True)
+        place = Place(FULL, "embed", 0, as_in_model)
+        compare_place(place, [comparison], torch.from_numpy(model.copy()), torch.from_numpy(base))
+        found += comparison.checks()
+    assert found[0].verdict == "pass", found[0].detail
+    if weights != "almost zero":
+        assert [check.verdict for check in found[1:]] == ["fail"] * len(wrong), found
+
+
 def test_files_that_are_compared_at_once_are_judged_as_each_alone(tmp_path: Path) -> None:
     """They share what follows from the weight, which one of them has in rows of another width, and one in fewer."""
     shorter = EMBEDDING[:6], EMBEDDING[:4].reshape(8, 16)

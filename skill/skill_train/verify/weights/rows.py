@@ -42,6 +42,9 @@ _LEAST_OF_OTHERS = 2**-25 * 4096
 # error (MXFP4; others 4.2), for weights with heavy tails and outliers, and importances from 1 to 1e6.
 _OFF, _SHORTER, _SIGMAS = 0.01, 6.0, 6.0
 _ENOUGH = 1 << 16  # weights of the last rows of a tensor
+# Of the largest weight of each 256 llama.cpp stores -1, 0 or 1 times, whichever is nearest, and this alone is judged.
+# Before that, weights may have been rounded to bf16 or f16, and the largest is stored in f16.
+_TERNARY, _NEAR = ("TQ1_0", "TQ2_0"), 2**-8 + 2**-10
 _PART, _SHORTEST_PART = 256, 64  # weights of a row that are compared apart: a block of K-quants, or 8 of other types
 
 # For the share of the adapter's change in the file. A coarse type makes weights shorter: its squared error is added.
@@ -154,6 +157,24 @@ def row_bounds(kind: str, rows: Rows) -> np.ndarray:
     return bounds
 
 
+def too_far(kind: str, off: np.ndarray, rows: Rows, distances: np.ndarray) -> np.ndarray:
+    """Whether each row is further off than its type explains.
+
+    Args:
+        distances: the result of `row_errors`.
+    """
+    import numpy as np
+
+    near: np.ndarray = distances <= row_bounds(kind, rows)
+    if kind in _TERNARY:
+        values, largest = rows.parts.values, rows.parts.sizes.max(axis=1)
+        off, room = off.reshape(values.shape), _NEAR * largest + 2 * _SUBNORMAL["F16"]
+        blocks = np.abs(off).max(axis=1) <= largest / 2 + room
+        blocks &= np.abs(np.abs(values + off).max(axis=1) - largest) <= room
+        near = np.logical_and.reduce(blocks.reshape(len(distances), -1), axis=1)
+    return ~near
+
+
 def errors(kind: str, off: np.ndarray, rows: Rows, *, tuned: bool, computed: bool) -> tuple[np.ndarray, np.ndarray]:
     """`row_errors`, and whether each row is too far off.
 
@@ -165,7 +186,7 @@ def errors(kind: str, off: np.ndarray, rows: Rows, *, tuned: bool, computed: boo
 
     distances = row_errors(off, rows)
     if kind not in _RELATIVE:
-        return distances, ~(distances <= row_bounds(kind, rows))
+        return distances, too_far(kind, off, rows, distances)
     most = rows.sizes + 1 if computed else rows.sizes
     most = most * np.float32(_RELATIVE[kind] + _MERGED * tuned + _COMPUTED * computed)
     with np.errstate(invalid="ignore"):  # of an infinite weight, which is never near enough
@@ -197,7 +218,7 @@ def wrong_length(kind: str, start: int, off: np.ndarray, rows: Rows) -> float | 
     """The factor between rows from `start` of a quantized tensor and the model's, if it is surely not 1; else None."""
     import numpy as np
 
-    if kind in _FLOATS or (start and off.size < _ENOUGH):
+    if kind in (*_FLOATS, *_TERNARY) or (start and off.size < _ENOUGH):
         return None
     with np.errstate(all="ignore"):
         squares, along = rows.squares.sum(dtype=np.float64), _dot(off, rows.values)
@@ -246,8 +267,8 @@ class ChangeSums:
     def wrong_share(self, kind: str) -> float | None:
         """The share of the change that a file of this type holds, if it is surely neither all nor what rounding
         keeps."""
-        if not self.change or not math.isfinite(self.off + self.kept + self.change):  # rows show what is no number
-            return None
+        if kind in _TERNARY or not self.change or not math.isfinite(self.off + self.kept + self.change):
+            return None  # rows show what is no number
         share, survived = 1 + self.off / self.change, self.kept / self.change
         room = _TOLERANCE + row_bound(kind) ** 2 + _SIGMAS * math.sqrt(self.noise) / self.change
         return None if min(1.0, survived) - room <= share <= max(1.0, survived) + room else share

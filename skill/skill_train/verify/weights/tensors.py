@@ -17,7 +17,7 @@ from skill_train.model.folder import read_config
 from skill_train.model.weight_files import FLOAT_BYTES, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
-from skill_train.verify.weights.rows import PLAIN, Rows, row_bound, row_bounds, row_errors, wrong_length
+from skill_train.verify.weights.rows import PLAIN, Rows, row_errors, too_far, wrong_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
         return f"is not in {unquantized.path.name}", 0.0
     if twin is not None and _without_ones(twin.shape) != _without_ones(tensor.shape):
         return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
-    largest, worst, worst_row = 0.0, 0.0, 0
+    largest, worst, fault = 0.0, 0.0, ""
     read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
     length: float | None = None
     for rows in row_chunks(tensor.elements // tensor.shape[0], tensor.shape[0]):
@@ -111,18 +111,19 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
             expected = Rows(read_twin(rows))
             off = expected.off(weights)
             length = wrong_length(tensor.kind, rows.start, off, expected) if length is None else length
-            errors = row_errors(off, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
-            errors[np.isnan(errors)] = np.inf  # the other file has no number there
-            if errors.max() > worst:
-                worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
+            errors = row_errors(off, expected)
+            wrong, worst = too_far(tensor.kind, off, expected, errors), max(worst, float(errors.max()))
+            if not fault and wrong.any():
+                row = int(wrong.argmax())
+                error = f"row {rows.start + row} is {errors[row]:.2g} of its length off"
+                fault = f"is not the unquantized one: {error}, more than {tensor.kind} may be"
     if not np.isfinite(largest):
         return "holds values that are not finite", 0.0
     if largest == 0 and len(tensor.shape) > 1:
         return _ONLY_ZEROS, worst
-    if worst > row_bound(tensor.kind):
-        error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {row_bound(tensor.kind)}"
-        return f"is not the unquantized one: {error}", worst
-    return "" if length is None else f"is {length:.3g} times the unquantized one", worst
+    if not fault and length is not None:
+        fault = f"is {length:.3g} times the unquantized one"
+    return fault, worst
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
