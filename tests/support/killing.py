@@ -263,6 +263,7 @@ def _lines(file: Path) -> list[str]:
 def lasting(name: str, record: dict[str, Any]) -> dict[str, Any]:
     """The part of a record that does not change from one run to the next."""
     outputs = {file: [d["bytes"], d["sha256"]] for file, d in record.get("outputs", {}).items()}
+    outputs.pop("environment.json", None)  # it names the folder, which is another one after a kill
     kept = {"outputs": outputs, "inputs": record.get("inputs"), "options": record.get("options")}
     if name == "train":
         kept |= {key: record.get(key) for key in ("verdict", "steps", "answer")}
