@@ -197,6 +197,6 @@ def test_threads_are_given_back(bases: Any) -> None:
     base = bases("qwen2", "bfloat16")
     before = torch.get_num_threads()
     with frugal_model(base) as model:
-        compare_weights([], model, base, None)
+        compare_weights([], model, base, None, None)
     with ThreadPoolExecutor(1) as pool:  # a new thread takes what was set last
         assert pool.submit(torch.get_num_threads).result() == before

@@ -237,7 +237,9 @@ def of_file(good: GgufFile) -> dict[str, Fault]:
     return {**tensors, **of_text(good), **of_numbers(good)}
 
 
-def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> WeightChecks:
-    """The check `weights` of each file alone."""
+def check_weights(
+    files: list[GgufFile], reference: Path, adapter: Path | None, base: Path | None = None
+) -> WeightChecks:
+    """The check `weights` of each file alone. `base` is what was trained fully."""
     with frugal_model(reference, adapter) as model:
-        return compare_weights(files, model, reference, adapter)
+        return compare_weights(files, model, reference, adapter, base)

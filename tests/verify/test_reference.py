@@ -208,8 +208,9 @@ def test_the_memory_of_what_is_compared_beside_a_draft(tmp_path: Path) -> None:
     base = tiny.cached("llama-chatml")
     config = json.loads((base / "config.json").read_text())
     largest = config["hidden_size"] * config["intermediate_size"]
-    assert compared_bytes(tiny.adapter(base, tmp_path / "adapter")) == 2 * 2 * 4 * largest
-    assert compared_bytes(None) == 0
+    assert compared_bytes(tiny.adapter(base, tmp_path / "adapter"), base) == 2 * 2 * 4 * largest
+    assert compared_bytes(None, None) == 0  # fully trained: two of the base's, which is stored in fp32
+    assert compared_bytes(None, base) == 2 * 4 * config["vocab_size"] * config["hidden_size"]
 
 
 def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> Non
     file = adapter / "adapter_model.safetensors"
     flat = {name: tensor.flatten() if "lora_A" in name else tensor for name, tensor in load_file(file).items()}
     save_file(flat, file)
-    assert compared_bytes(adapter) == 0
+    assert compared_bytes(adapter, None) == 0
 
 
 def test_rows_whose_questions_are_too_long_leave_the_built_in_ones() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import gguf_edit
@@ -23,8 +24,8 @@ from skill_train.verify.weights.tensors import check_tensors
 pytestmark = pytest.mark.slow
 
 
-def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dict[str, Check]:
-    found = check_weights(files, model, adapter)
+def said(files: list[GgufFile], model: Path, adapter: Path | None = None, base: Path | None = None) -> dict[str, Check]:
+    found = check_weights(files, model, adapter, base)
     return {name: next(one for one in each if isinstance(one, Check)) for name, each in found.items()}
 
 
@@ -136,6 +137,31 @@ def test_a_file_without_the_change_of_dora_is_named(tmp_path: Path) -> None:
         for check in said(files, base, adapter).values():
             assert check.verdict == verdict, check.detail
             assert ("of the adapter's change" in check.detail) == (applied == 0)
+
+
+@pytest.mark.parametrize("size", [0.05, 1e-4])
+def test_a_tensor_of_the_base_in_a_file_of_full_fine_tuning_is_named(size: float, tmp_path: Path) -> None:
+    """The change is 5 % of each weight: in a coarse type no row is too far off. One of 1e-4 is less than types hold."""
+    base, name = tiny.cached("gemma", hidden=256), "model.layers.1.mlp.up_proj.weight"
+    before, draw = load_file(base / "model.safetensors"), torch.Generator().manual_seed(0)
+    trained = {
+        key: weight + size * weight.std() * torch.randn(weight.shape, generator=draw) if weight.ndim > 1 else weight
+        for key, weight in before.items()
+    }
+    twice = {key: 2 * weight - before[key] for key, weight in trained.items()}
+    kinds = ("f16", "q8_0", "q4_k_m", "q3_k_m", "q2_k", "tq1_0")
+    found = {}
+    for label, weights in {"right": trained, "left": trained | {name: before[name]}, "twice": twice}.items():
+        model = Path(shutil.copytree(base, tmp_path / label))
+        save_file(weights, model / "model.safetensors", {"format": "pt"})
+        gguf_maker.export(model, tmp_path / f"{label}-gguf", quants=kinds[1:])
+        files = [read_gguf(tmp_path / f"{label}-gguf" / f"model-{kind}.gguf") for kind in kinds]
+        checks = said(files, tmp_path / "right", None, base).values()
+        found[label] = [check.detail for check in checks if check.verdict == "fail"]
+    assert found["right"] == []
+    if size == 0.05:
+        assert "blk.1.ffn_up.weight holds 0.0" in found["left"][2], found
+        assert [len(found[label]) for label in ("left", "twice")] == [5, 6]  # one tensor of Q2_K does not tell
 
 
 def test_a_weight_that_was_left_out_is_named(tmp_path: Path) -> None:

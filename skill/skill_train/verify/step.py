@@ -140,7 +140,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         questions = questions_of(
             request.reference, adapter=request.adapter, rows=rows, held_out=held_out, sample=sample
         )
-        busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
+        busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter, request.base)
         drafting = beside.submit(draft_of, files, questions.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, questions.conversations)
         with scratch_folder() as scratch:
@@ -180,7 +180,7 @@ def _measure(
     with frugal_model(questions.folder, questions.adapter) as model:
         weights = {}
         if plain:  # while a draft is made
-            weights = compare_weights(files, model, questions.folder, questions.adapter)
+            weights = compare_weights(files, model, questions.folder, questions.adapter, base)
         measured = measure(
             model,
             questions,
@@ -189,7 +189,7 @@ def _measure(
             drafts=lambda: drafting.result().answers,
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
-            weights = compare_weights(files, model, questions.folder, questions.adapter)
+            weights = compare_weights(files, model, questions.folder, questions.adapter, base)
         measured = measure_rounded(model, questions, questions.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:

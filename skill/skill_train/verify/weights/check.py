@@ -38,17 +38,20 @@ _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$"
 WeightChecks = dict[str, list[Finding]]
 
 
-def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path | None) -> WeightChecks:
+def compare_weights(
+    files: list[GgufFile], model: Any, folder: Path, adapter: Path | None, base: Path | None
+) -> WeightChecks:
     """The checks of each file, by its name.
 
     Args:
-        model: of `base` and `adapter`, as `frugal_model` gives it. `merged_weights` says what becomes of it.
+        model: of `folder` and `adapter`, as `frugal_model` gives it. `merged_weights` says what becomes of it.
+        base: the model before the training, if it is known. Without an adapter it shows what the training changed.
     """
     import torch
 
-    before = _before(base, adapter)
+    before = _before(folder, adapter, base)
     config = model.config.get_text_config()
-    further = dict(further_weights(base, config.num_hidden_layers))
+    further = dict(further_weights(folder, config.num_hidden_layers))
     makers = dict(merged_weights(model, adapter)) | further
     shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     placed = cache(lambda arch, widths: places(arch, config, shapes, dict(widths)))  # mostly the same for all files
@@ -82,21 +85,23 @@ def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path
     return {comparison.gguf.path.name: comparison.checks() for comparison in comparisons}
 
 
-def _before(base: Path, adapter: Path | None) -> dict[str, StoredTensor]:
-    """The base's tensors that the adapter changes, if the adapter was merged into the model, which then lacks them.
-    Tensors that have another name in the base's files are left out."""
-    if adapter is None or is_plain(adapter):
+def _before(folder: Path, adapter: Path | None, base: Path | None) -> dict[str, StoredTensor]:
+    """The base's tensors that the training changed, if the model lacks them: all weights were trained, or the adapter
+    was merged into it. Tensors that have another name in the base's files are left out."""
+    if adapter is None:
+        return stored_tensors(base) if base else {}
+    if is_plain(adapter):
         return {}
-    tuned, tensors = read_adapter(adapter), stored_tensors(base)
+    tuned, tensors = read_adapter(adapter), stored_tensors(folder)
     changed = {f"{module}.weight" for module in tuned.modules} | tuned.replaced.keys()
     return {name: tensors[name] for name in changed & tensors.keys()}
 
 
-def compared_bytes(adapter: Path | None) -> int:
-    """Bytes of the weights that are compared at once: a weight that the adapter changes and its change, both in
-    fp32."""
+def compared_bytes(adapter: Path | None, base: Path | None) -> int:
+    """Bytes of the weights that are compared at once: a weight that the adapter changes and its change, both in fp32;
+    without an adapter the base's."""
     if adapter is None:
-        return 0
+        return _AT_ONCE * max((stored.size for stored in _before(Path(), None, base).values()), default=0)
     tuned = read_adapter(adapter)
     named = [parts for parts in tuned.modules.values() if {"a", "b"} <= parts.keys()]
     pairs = [(tuned.tensors[parts["a"]].shape, tuned.tensors[parts["b"]].shape) for parts in named]
@@ -252,7 +257,8 @@ class _TensorComparison:
         off = rows.off(stored, out=stored)
         error, wrong = errors(kind, off, rows, tuned=self.tuned, computed=self.computed)
         self.worst = max(self.worst, float(error.max()))
-        if rows.base is not None and not self.computed:
+        # What f16 makes of a base in bf16 and a small change of the same size everywhere is no error that cancels out.
+        if rows.base is not None and not self.computed and (self.tuned or self.tensor.kind != "F16"):
             self.sums.add(off, rows)
         if not self.fault and wrong.any():
             row = int(wrong.argmax())
@@ -268,7 +274,8 @@ class _TensorComparison:
     def result(self) -> _ComparedWeight:
         share = self.sums.wrong_share(self.tensor.kind)
         if not self.fault and share is not None:
-            held = f"{self.tensor.name} holds {share:.2f} of the adapter's change of {self.place.source}"
+            whose = "adapter" if self.tuned else "training"
+            held = f"{self.tensor.name} holds {share:.2f} of the {whose}'s change of {self.place.source}"
             self.fault = f"{held}, and not all of it once"
         return _ComparedWeight(self.tensor.name, self.shape[0], self.worst, self.fault)
 
