@@ -11,7 +11,7 @@ from typing import Any
 
 _PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm", "embedding"}  # what takes a weight second
 TYPES = {"f16": "float16", "bf16": "bfloat16"}  # a file's type and torch's name of it
-BLOCKS = "q8_0"  # a scale in f16 for 32 numbers of 8 bits, both in the file and of what it is multiplied by
+BLOCKS = "q8_0"  # 32 numbers of 8 bits and a scale in f16, of both factors
 
 
 def is_mixture(config: Any) -> bool:
@@ -52,7 +52,7 @@ def rounded_products(model: Any, kind: str) -> Iterator[None]:
 
 
 def _in_blocks(factor: Any) -> Any:
-    """The factor in `BLOCKS` along its rows in memory; as it is where their length is not divisible by 32."""
+    """The factor in `BLOCKS` along its rows in memory, if they can be divided."""
     if factor.stride(-1) != 1:
         return _in_blocks(factor.mT.contiguous()).mT
     if factor.shape[-1] % 32:

@@ -16,11 +16,8 @@ def check_answers(
     """Checks that the answers agree token by token until the reference itself is undecided, and end where it ends.
 
     Where an answer parts from the reference, the reference prefers its own token by some nats. The figure is the
-    largest of these gaps. Where a router turns, a mixture of experts with products rounded to the type of the file
-    prefers it by less, or not at all. The smaller gap counts.
-
-    Args:
-        kind: the type of the file.
+    largest of these gaps. With products rounded to the type of the file (`kind`), where routers turn, a mixture of
+    experts may prefer it by less. The smaller gap counts.
     """
     if not answers:
         return NotChecked("answers", file, "no prompt was short enough to answer")

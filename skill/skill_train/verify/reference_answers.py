@@ -36,7 +36,7 @@ class ReferenceAnswer:
     ids: list[int]
     stopped: bool
     rows: np.ndarray
-    # for a mixture of experts, by type of file: the logits at the same places with products rounded to that type
+    # of a mixture of experts, by type of file: the logits there with products rounded to that type
     rounded_rows: dict[str, np.ndarray] = field(default_factory=dict)
 
 

@@ -1,8 +1,8 @@
 """Compares every row of every tensor in a GGUF file with the model that was trained.
 
-Logits of a small or barely trained model hardly move when one projection is wrong. The weights show it at once, and by
-name. The reference is the base's weight with PEFT's own change, in fp32. `places` says which tensor is which. A tensor
-without a known counterpart is named, and the file does not pass. It fails where llama.cpp computes with such a tensor.
+Logits of a barely trained model hardly move when one projection is wrong; the weights show it by name. The reference is
+the base's weight with PEFT's own change, in fp32. A file with a tensor that has no known counterpart does not pass, and
+fails if llama.cpp computes with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compare_weights(
 
     Args:
         model: of `folder` and `adapter`, as `frugal_model` gives it. `merged_weights` says what becomes of it.
-        base: the model before the training, if it is known. Without an adapter it shows what the training changed.
+        base: the model before the training, if it is known, for models without an adapter.
     """
     import torch
 
@@ -86,8 +86,8 @@ def compare_weights(
 
 
 def _before(folder: Path, adapter: Path | None, base: Path | None) -> dict[str, StoredTensor]:
-    """The base's tensors that the training changed, if the model lacks them: all weights were trained, or the adapter
-    was merged into it. Tensors that have another name in the base's files are left out."""
+    """The tensors before the training that the model lacks: of a full training, or where the adapter was merged into
+    it. Those with another name in the base's files are left out."""
     if adapter is None:
         return stored_tensors(base) if base else {}
     if is_plain(adapter):
@@ -98,8 +98,8 @@ def _before(folder: Path, adapter: Path | None, base: Path | None) -> dict[str, 
 
 
 def compared_bytes(adapter: Path | None, base: Path | None) -> int:
-    """Bytes of the weights that are compared at once: a weight that the adapter changes and its change, both in fp32;
-    without an adapter the base's."""
+    """Bytes of the weights that are compared at once: one that the adapter changes and its change, in fp32; or the
+    base's."""
     if adapter is None:
         return _AT_ONCE * max((stored.size for stored in _before(Path(), None, base).values()), default=0)
     tuned = read_adapter(adapter)
@@ -257,7 +257,7 @@ class _TensorComparison:
         off = rows.off(stored, out=stored)
         error, wrong = errors(kind, off, rows, tuned=self.tuned, computed=self.computed)
         self.worst = max(self.worst, float(error.max()))
-        # What f16 makes of a base in bf16 and a small change of the same size everywhere is no error that cancels out.
+        # f16 makes errors that do not cancel out of a bf16 base with a small change of one size.
         if rows.base is not None and not self.computed and (self.tuned or self.tensor.kind != "F16"):
             self.sums.add(off, rows)
         if not self.fault and wrong.any():

@@ -42,8 +42,7 @@ _LEAST_OF_OTHERS = 2**-25 * 4096
 # error (MXFP4; others 4.2), for weights with heavy tails and outliers, and importances from 1 to 1e6.
 _OFF, _SHORTER, _SIGMAS = 0.01, 6.0, 6.0
 _ENOUGH = 1 << 16  # weights of the last rows of a tensor
-# Of the largest weight of each 256 llama.cpp stores -1, 0 or 1 times, whichever is nearest, and this alone is judged.
-# Before that, weights may have been rounded to bf16 or f16, and the largest is stored in f16.
+# Each weight is the nearest of -1, 0 and 1 times the largest of its 256, in f16. bf16 may have rounded it before.
 _TERNARY, _NEAR = ("TQ1_0", "TQ2_0"), 2**-8 + 2**-10
 _PART, _SHORTEST_PART = 256, 64  # weights of a row that are compared apart: a block of K-quants, or 8 of other types
 
@@ -158,11 +157,7 @@ def row_bounds(kind: str, rows: Rows) -> np.ndarray:
 
 
 def too_far(kind: str, off: np.ndarray, rows: Rows, distances: np.ndarray) -> np.ndarray:
-    """Whether each row is further off than its type explains.
-
-    Args:
-        distances: the result of `row_errors`.
-    """
+    """Whether each row is further off than its type explains; `distances` are its `row_errors`."""
     import numpy as np
 
     near: np.ndarray = distances <= row_bounds(kind, rows)
