@@ -21,9 +21,10 @@ from skill_train.publish.files import (
     may_leave,
     proof_of,
     records_of,
+    require_own_weights,
     without_others,
 )
-from skill_train.run import records
+from skill_train.run import records, train_record
 from skill_train.run.folder import RunDir
 
 Q8, Q4, WEIGHTS = "m-q8_0.gguf", "m-q4_k_m.gguf", "adapter_model.safetensors"
@@ -136,11 +137,12 @@ def test_a_model_that_was_trained_whole_needs_no_record_of_a_merge(run: RunDir) 
 def test_weights_that_the_training_did_not_write_are_not_pushed(run: RunDir) -> None:
     """The card would call them trained. Texts beside the adapter are of the user."""
     _put(run, "adapter/LICENSE.txt", b"as the base")
+    training = train_record.read(run.record("train"))
     assert "LICENSE.txt" in _names(run, "adapter")
+    require_own_weights(run, training)
     _put(run, "adapter/extra.safetensors", b"of another run")
-    assert _names(run, "gguf") == [Q4, Q8]
     with pytest.raises(UsageError, match=r"extra\.safetensors is a file that train\.json does not describe"):
-        _names(run, "adapter")
+        require_own_weights(run, training)
 
 
 def test_only_a_path_of_this_machine_is_replaced_in_the_adapters_config(run: RunDir) -> None:

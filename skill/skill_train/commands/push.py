@@ -26,6 +26,7 @@ from skill_train.publish.files import (
     half_of_a_pair,
     proof_of,
     records_of,
+    require_own_weights,
     secret_in_files,
     whole_models,
     without_others,
@@ -106,6 +107,8 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
         shown = replace(push, facts=replace(facts, private=True))
     push.files.append(card_file(shown, half))
     _refuse_secrets(push.files)
+    if "adapter" in facts.parts:
+        require_own_weights(push.run, facts.training)
     if options.dry_run:
         return _dry_run(options, console, push)
     message = f"skill-train: {', '.join(facts.parts)}"

@@ -63,8 +63,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         base: the name of the base to write into the adapter's config.
 
     Raises:
-        UsageError: the merged model was not merged from this adapter and checked, or has changed since; the adapter has
-            other weights.
+        UsageError: the merged model was not merged from this adapter and checked, or has changed since.
     """
     files: list[PushFile] = []
     if "gguf" in parts:
@@ -74,10 +73,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         _require_checked_merge(run)
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
-        there, record = _files(run.adapter), run.record("train")
-        files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in there]
-        beside = {file for file in there if file.suffix != ".safetensors"}
-        require_only(run.adapter, beside.union(map(run.path.joinpath, train_record.read(record).outputs)), record)
+        files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
     return files
 
 
@@ -205,6 +201,16 @@ def _pair(read: ModelInputs) -> tuple[object, object]:
     if not isinstance(read.model, dict):
         return read.model, None
     return {key: value for key, value in read.model.items() if key != "projector"}, read.model.get("projector")
+
+
+def require_own_weights(run: RunDir, training: TrainRecord) -> None:
+    """Refuses weights in `adapter/` that the training did not write. A licence or a tokenizer may lie beside it.
+
+    Raises:
+        UsageError: there are such weights.
+    """
+    beside = {file for file in _files(run.adapter) if file.suffix != ".safetensors"}
+    require_only(run.adapter, beside.union(map(run.path.joinpath, training.outputs)), run.record("train"))
 
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
