@@ -549,6 +549,12 @@ def test_a_token_goes_nowhere_however_it_is_written(
     assert hub.repositories == {}
 
 
+def test_weights_that_the_training_did_not_write_stay_here(hub: Hub, tmp_path: Path, run: Path) -> None:
+    (run / "adapter" / "extra.safetensors").write_bytes(b"of another run")
+    done, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (done, answer["error"]["code"], hub.repositories) == (2, "output_changed", {})
+
+
 def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> None:
     names = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
     for name in names:
