@@ -401,6 +401,17 @@ def test_a_plan_that_cannot_run_is_shown_and_refused(hub: Hub, here: Path) -> No
     assert (refused.returncode, _answer(refused)["error"]["code"]) == (3, "needs_cuda")
 
 
+def test_a_base_in_4_bits_gets_a_warning_because_no_adapter_merges_into_it(hub: Hub, here: Path) -> None:
+    (here / "recipe.yaml").write_text("model: model\ndata: rows.jsonl\nload_in_4bit: true\n")
+    arguments = ("plan", "recipe.yaml", "--where", "cloud")
+    assert "quantized_base" not in {warning["code"] for warning in _answer(_call(hub, here, *arguments))["warnings"]}
+    config = json.loads((here / "model" / "config.json").read_text())
+    quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (here / "model" / "config.json").write_text(json.dumps(config | quantized))
+    warned = {warning["code"]: warning["message"] for warning in _answer(_call(hub, here, *arguments))["warnings"]}
+    assert "merges into full precision: train on the model that it was made from" in warned["quantized_base"]
+
+
 # --- Its options ---
 
 

@@ -355,6 +355,9 @@ def warn_of_plan(console: Console, plan: Plan) -> None:
     """Prints the warnings that `plan`, `local` and `submit` share."""
     _warn_of_length(console, plan)
     _warn_of_export(console, plan)
+    if plan.facts.model.quantization:
+        message = f"{plan.recipe.model} is stored in 4 bits, and an adapter merges into full precision"
+        console.warn("quantized_base", f"{message}: train on the model that it was made from")
     for reason in plan.reasons:
         if reason.rule == make.WHOLE_STEPS:
             message = f"{reason.because} are {reason.value} epochs, because a step trains a whole batch"
