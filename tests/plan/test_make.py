@@ -198,6 +198,16 @@ def test_4_bit_off_cuda_is_blocked(machine: MachineFacts) -> None:
     assert _plan(machine=A100, load_in_4bit=True)["recipe"]["load_in_4bit"] is True
 
 
+def test_a_mamba_in_4_bits_is_refused() -> None:
+    """transformers 5.24 ends there in an error of shapes, with bitsandbytes 0.50; Falcon's Mamba and Mamba 2 train
+    (tried on tiny models, 2026-12-01)."""
+    others = {"machine": A100, "load_in_4bit": True, "target_modules": ["in_proj"]}
+    with pytest.raises(UsageError, match="m is a Mamba, which transformers cannot compute in 4 bits"):
+        _plan(model=msgspec.structs.replace(MODEL, model_type="mamba"), **others)
+    for model_type in ("mamba2", "falcon_mamba", "jamba"):
+        assert _plan(model=msgspec.structs.replace(MODEL, model_type=model_type), **others)["blockers"] == []
+
+
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"])
 def test_a_quantized_base_is_refused(method: str, four_bit: bool) -> None:

@@ -44,11 +44,19 @@ def require_positions(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) 
 
 
 def require_full_precision(recipe: Recipe, model: ModelFacts) -> None:
-    """Refuses a quantized checkpoint as the base.
+    """Refuses a quantized checkpoint as the base, and a model that no training can have in 4 bits.
 
     Raises:
-        UsageError: the model is quantized, and not by bitsandbytes for a training in 4 bits.
+        UsageError: the model is quantized, and not by bitsandbytes for a training in 4 bits; or it is a Mamba.
     """
+    if recipe.load_in_4bit and model.model_type == "mamba":  # transformers 5.24 multiplies by `dt_proj.weight` itself
+        raise UsageError(
+            f"{recipe.model} is a Mamba, which transformers cannot compute in 4 bits",
+            code="bad_recipe",
+            expected="load_in_4bit: false for models of the type mamba",
+            got="load_in_4bit true",
+            hint="remove load_in_4bit from the recipe",
+        )
     # transformers reads a checkpoint of bitsandbytes with load_in_4bit, and refuses one of any other kind
     if model.quantization and not (recipe.load_in_4bit and model.quantization == "bitsandbytes"):
         raise UsageError(
