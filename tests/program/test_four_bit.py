@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import bfloat16
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
@@ -86,12 +85,14 @@ def test_a_resumed_training_ends_with_the_same_adapter(straight: Path, tmp_path:
     assert Path(names[0]).read_bytes() == Path(names[1]).read_bytes()
 
 
-def test_in_bfloat16_the_adapter_is_bfloat16_and_reads_back(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", placement={"dtype": "bfloat16"})
+@pytest.mark.parametrize(("dtype", "adapter"), [("float16", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_the_type_of_the_adapter_in_half_precision(tmp_path: Path, dtype: str, adapter: torch.dtype) -> None:
+    """TRL makes the adapter of a 4-bit base bfloat16, where the training computes in it."""
+    run = write_run(tmp_path / "run", placement={"dtype": dtype})
     assert trained(run) == 0, (run / "log").read_text()[-3000:]
     record = json.loads((run / "train.json").read_text())
     assert {check["verdict"] for check in record["checks"]} == {"pass"}, record["checks"]
-    assert {weight.dtype for weight in load_file(run / "adapter" / "adapter_model.safetensors").values()} == {bfloat16}
+    assert {weight.dtype for weight in load_file(run / "adapter" / "adapter_model.safetensors").values()} == {adapter}
 
 
 def test_the_adapter_is_merged_into_the_base_in_full_precision(straight: Path, tmp_path: Path) -> None:

@@ -352,6 +352,9 @@ def test_a_shipped_template_that_was_not_trained_does_not_pass(commands: Command
     samples = tmp_path / "run" / "samples.jsonl"
     rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
     samples.write_text("".join(json.dumps(row | {"without_template": False}) + "\n" for row in rows))
+    record = json.loads((tmp_path / "run" / "train.json").read_text(encoding="utf-8"))
+    del record["outputs"]["samples.jsonl"]  # its digest, which would refuse the rows
+    (tmp_path / "run" / "train.json").write_text(json.dumps(record), encoding="utf-8")
     done = commands.run(tmp_path, environment, "verify", "run", "--format", "json")
     assert (done.code, _shipped(done.answer)) == (6, "fail")
 

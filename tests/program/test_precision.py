@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -243,17 +242,6 @@ def test_a_run_asks_for_that(
     if code:
         assert training.metrics(run) == []
         assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "unsafe_precision"
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-@pytest.mark.parametrize(("dtype", "adapter"), [("float16", "F32"), ("float32", "F32"), ("bfloat16", "BF16")])
-def test_bitsandbytes_itself(tmp_path: Path, dtype: str, adapter: str) -> None:
-    run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=4)
-    plan = json.loads((run / "plan.json").read_text())
-    plan["recipe"]["load_in_4bit"] = True
-    (run / "plan.json").write_text(json.dumps(plan))
-    assert main([str(run / "plan.json")]) == 0
-    assert _types(run / "adapter") == {adapter}
 
 
 def _pretend_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
