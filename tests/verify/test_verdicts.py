@@ -516,26 +516,24 @@ def answer(ids: list[int], *, stopped: bool, second: float = 5.0) -> ReferenceAn
 )
 def test_answers(given: list[int], second: float, verdict: str) -> None:
     own = answer([3, 4, 9], stopped=True, second=second)
-    check = check_answers("m.gguf", [own], [given], limits("f16"), TOKENIZER, "f16")
+    check = check_answers("m.gguf", [own], [given], limits("f16"), TOKENIZER)
     assert isinstance(check, Check) and check.verdict == verdict
 
 
 def test_an_answer_may_end_at_a_special_token_that_the_reference_does_not_list() -> None:
-    check = check_answers("m.gguf", [answer([3, 9, 4], stopped=False)], [[3, 9]], limits("f16"), TOKENIZER, "f16")
+    check = check_answers("m.gguf", [answer([3, 9, 4], stopped=False)], [[3, 9]], limits("f16"), TOKENIZER)
     assert isinstance(check, Check) and check.verdict == "pass"
-    longer = check_answers("m.gguf", [answer([3, 4], stopped=True)], [[3, 4, 9]], limits("f16"), TOKENIZER, "f16")
+    longer = check_answers("m.gguf", [answer([3, 4], stopped=True)], [[3, 4, 9]], limits("f16"), TOKENIZER)
     assert isinstance(longer, Check) and longer.verdict == "fail"
 
 
 def test_the_figure_of_the_answers_is_the_widest_gap() -> None:
     own = [answer([3, 4, 9], stopped=True, second=second) for second in (0.01, 0.05, 0.03, 5.0)]
     given = [[3, 5, 9], [3, 6, 9], [3, 5, 9], [3, 4, 9]]
-    check = check_answers("m.gguf", own, given, limits("f16"), TOKENIZER, "f16")
+    check = check_answers("m.gguf", own, given, limits("f16"), TOKENIZER)
     assert isinstance(check, Check) and check.figure == pytest.approx(0.05)
     assert check.figures["equal"] == 1 and "answers [6] for [4]" in check.detail.replace("'", "")
-    unknown = check_answers(
-        "m.gguf", own[:1], [[3, 10, 9]], limits("f16"), TOKENIZER, "f16"
-    )  # the reference has ten tokens
+    unknown = check_answers("m.gguf", own[:1], [[3, 10, 9]], limits("f16"), TOKENIZER)  # the reference has ten tokens
     assert isinstance(unknown, Check) and unknown.verdict == "fail"
     assert unknown.figure == "it does not end where the reference ends"  # JSON has no infinity
 

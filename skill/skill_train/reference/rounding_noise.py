@@ -11,7 +11,6 @@ from typing import Any
 
 _PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm", "embedding"}  # what takes a weight second
 TYPES = {"f16": "float16", "bf16": "bfloat16"}  # a file's type and torch's name of it
-BLOCKS = "q8_0"  # 32 numbers of 8 bits and a scale in f16, of both factors
 
 
 def is_mixture(config: Any) -> bool:
@@ -24,12 +23,12 @@ def rounded_products(model: Any, kind: str) -> Iterator[None]:
     """Rounds both factors of every product with a weight of the model, except of routers, which files keep in f32.
 
     Args:
-        kind: a key of `TYPES`, or `BLOCKS`.
+        kind: a key of `TYPES`.
     """
     import torch
     from torch.overrides import TorchFunctionMode
 
-    dtype, routers = getattr(torch, TYPES.get(kind, "float32")), _expert_counts(model.config)
+    dtype, routers = getattr(torch, TYPES[kind]), _expert_counts(model.config)
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters() if weight.ndim > 1}
 
     def is_rounded(weight: Any) -> bool:
@@ -37,9 +36,7 @@ def rounded_products(model: Any, kind: str) -> Iterator[None]:
         return is_own and not (weight.ndim == 2 and len(weight) in routers)
 
     def rounded(factor: Any) -> Any:
-        if not factor.is_floating_point():  # the ids of tokens
-            return factor
-        return _in_blocks(factor) if kind == BLOCKS else factor.to(dtype).to(factor.dtype)
+        return factor.to(dtype).to(factor.dtype) if factor.is_floating_point() else factor  # or the ids of tokens
 
     class Rounding(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,17 +46,6 @@ def rounded_products(model: Any, kind: str) -> Iterator[None]:
 
     with Rounding():
         yield
-
-
-def _in_blocks(factor: Any) -> Any:
-    """The factor in `BLOCKS` along its rows in memory, if they can be divided."""
-    if factor.stride(-1) != 1:
-        return _in_blocks(factor.mT.contiguous()).mT
-    if factor.shape[-1] % 32:
-        return factor
-    blocks = factor.float().reshape(-1, 32)
-    scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30)
-    return ((blocks / scales).round() * scales.half().float()).to(factor.dtype).reshape(factor.shape)
 
 
 def _expert_counts(config: Any) -> set[int]:

@@ -155,5 +155,5 @@ def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference,
         Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"),
         check_logits.check_logits(file, result.figures, bounds, result.trained_kl),
         check_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
-        check_answers.check_answers(file, measured.answers, result.answers, bounds, reference.tokenizer, kind),
+        check_answers.check_answers(file, measured.answers, result.answers, bounds, reference.tokenizer),
     )

@@ -11,19 +11,18 @@ _NEVER = float("inf")  # the gap when only one of the two answers ends
 
 
 def check_answers(
-    file: str, answers: list[ReferenceAnswer], file_answers: list[list[int]], limits: Limits, tokenizer: Any, kind: str
+    file: str, answers: list[ReferenceAnswer], file_answers: list[list[int]], limits: Limits, tokenizer: Any
 ) -> Finding:
     """Checks that the answers agree token by token until the reference itself is undecided, and end where it ends.
 
     Where an answer parts from the reference, the reference prefers its own token by some nats. The figure is the
-    largest of these gaps. With products rounded to the type of the file (`kind`), where routers turn, a mixture of
-    experts may prefer it by less. The smaller gap counts.
+    largest of these gaps.
     """
     if not answers:
         return NotChecked("answers", file, "no prompt was short enough to answer")
     gaps, verdicts, widest_parting = [0.0], [], ""
     for answer, ids in zip(answers, file_answers, strict=True):
-        gap, parting = _parting(answer, ids, tokenizer, kind)
+        gap, parting = _parting(answer, ids, tokenizer)
         if gap > max(gaps):
             widest_parting = parting
         gaps.append(gap)
@@ -37,7 +36,7 @@ def check_answers(
     return Check("answers", file, worst(verdicts), figure, limits.gap[0], detail, figures)
 
 
-def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any, kind: str) -> tuple[float, str]:
+def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any) -> tuple[float, str]:
     """By how many nats the reference prefers its own token where the two part, and what each wrote there.
 
     Equal answers have a gap of 0.
@@ -52,7 +51,7 @@ def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any, kind: str)
             return 0.0, ""
         who = "llama.cpp goes on" if len(ids) > len(answer.ids) else "llama.cpp stops"
         return _NEVER, f"{who} after {tokenizer.decode(answer.ids)[-40:]!r}, where the reference does not"
-    rows = [rows[at] for rows in (answer.rows, answer.rounded_rows.get(kind)) if rows is not None]
-    gap = min(float(row[answer.ids[at]] - row[ids[at]]) if ids[at] < len(row) else _NEVER for row in rows)
+    row = answer.rows[at]
+    gap = float(row[answer.ids[at]] - row[ids[at]]) if ids[at] < len(row) else _NEVER
     own, other = tokenizer.decode([answer.ids[at]]), tokenizer.decode([ids[at]])
     return gap, f"at token {at} llama.cpp answers {other!r} for {own!r}, which the reference prefers by {gap:.2g} nats"

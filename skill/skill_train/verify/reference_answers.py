@@ -17,7 +17,7 @@ from skill_train.llama.logit_distance import Distance, compare_logits, join, sum
 from skill_train.reference.load import logits
 from skill_train.reference.low_memory import frugal_model
 from skill_train.reference.rounded_merge import Rounding, rounded
-from skill_train.reference.rounding_noise import BLOCKS, TYPES, is_mixture, rounded_products
+from skill_train.reference.rounding_noise import TYPES, is_mixture, rounded_products
 from skill_train.run.folder import require_space
 from skill_train.verify.sample_texts import Sample
 
@@ -36,8 +36,6 @@ class ReferenceAnswer:
     ids: list[int]
     stopped: bool
     rows: np.ndarray
-    # of a mixture of experts, by type of file: the logits there with products rounded to that type
-    rounded_rows: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,20 +177,16 @@ def measure_rounded(
 def _with_noise(model: Any, measurements: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
     if not is_mixture(model.config):
         return measurements
-    noise, file, answers = {}, folder / "noise.f32", measurements.file_answers
+    noise, file = {}, folder / "noise.f32"
     _require_room(measurements, folder, "the logits of rounded products")
-    for kind in (*TYPES, BLOCKS):
-        beside = [(answer.prompt + answer.ids, len(answer.prompt) - 1) for answer in answers]
+    for kind in TYPES:
         with rounded_products(model, kind):
-            after = _write(model, measurements.sequences if kind in TYPES else [], file, beside)
-        rows = zip(answers, after, strict=True)
-        answers = [replace(answer, rounded_rows=answer.rounded_rows | {kind: own}) for answer, own in rows]
-        moved = _distance(file, measurements.made_of, measurements) if kind in TYPES else None
+            _write(model, measurements.sequences, file)
+        moved = _distance(file, measurements.made_of, measurements)
         if moved is not None:
             noise[kind] = moved
     file.unlink()
-    changed: dict[str, Any] = {"rounded_answers" if measurements.rounded_answers else "answers": answers}
-    return replace(measurements, noise=noise, **changed)
+    return replace(measurements, noise=noise)
 
 
 def _distance(file: Path, reference: Path, measurements: ReferenceMeasurements) -> Distance | None:

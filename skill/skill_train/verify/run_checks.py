@@ -247,9 +247,7 @@ def _judge_running(gguf: GgufFile, reference: MeasuredReference, run: _Run, find
         *_answered(gguf, result, reference, run.shipped),
         check_logits.with_unread_epsilon(logits, from_config.unread_epsilon(reference.config)),
         check_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
-        check_answers.check_answers(
-            file, measured.file_answers, file_answers, bounds, reference.tokenizer, check_header.file_type(gguf)
-        ),
+        check_answers.check_answers(file, measured.file_answers, file_answers, bounds, reference.tokenizer),
     )
 
 
