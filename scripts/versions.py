@@ -87,7 +87,8 @@ def record(by: str, versions: dict[str, str]) -> None:
     sets = json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.is_file() else []
     entry = {"by": by, "date": time.strftime("%Y-%m-%d", time.gmtime()), "packages": versions}
     others = [entry if one["by"] == by else one for one in sets]
-    TESTED.write_text(json.dumps(others if entry in others else [*others, entry], indent=1) + "\n", encoding="utf-8")
+    lines = map(json.dumps, others if entry in others else [*others, entry])
+    TESTED.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job 
     If the Hub refuses the job, the claim is removed. After any other error the job may exist, so the claim stays.
 
     Args:
-        of_plan: any job of the plan that is running or completed is accepted, not only this run's job with this number.
+        of_plan: any job of the plan that is running or completed is accepted.
 
     Raises:
         AccessError: the token may not write to the bucket.

@@ -1,11 +1,14 @@
-"""The current state of a job: its stage on the Hub, its figures, and why it failed. Also waits for its end."""
+"""The current state of a job: its stage on the Hub, its figures, and why it failed. Waits for its end, and fetches its
+result: from its bucket, or from the repository that it was pushed to."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from skill_train.cloud import bucket, failure_reason, find_run, poll
+from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.poll import patiently
@@ -20,6 +23,9 @@ from skill_train.run import plan_record, progress, records, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import Speed
+
+if TYPE_CHECKING:
+    from skill_train.cloud.pull import Pull
 
 _PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", bucket.MARKER)
 _TAIL_LINES = 60  # lines at the end of a log that are searched for the reason of a failure
@@ -250,3 +256,25 @@ def why_not_of_run(cloud: CloudRun, run: RunDir, trained: train_record.TrainReco
     if same_recipe and trained.run in (None, cloud.record.run_id):
         return ""
     return f"its bucket has no result, and {repository} has that of another {'run' if same_recipe else 'recipe'}"
+
+
+def from_bucket(console: Console, here: RunDir, there: StoredRun) -> "tuple[Pull, list[str]]":
+    from skill_train.cloud import pull
+
+    with console.progress("fetching") as progress:
+        return pull.from_bucket(here, there, progress=progress)
+
+
+def from_repository(cloud: CloudRun, here: RunDir) -> "tuple[Pull, list[str]]":
+    """Fetches all files at the commit of the record, because another run may be pushed meanwhile."""
+    from skill_train.cloud import pull
+    from skill_train.hub import models
+
+    repository = cloud.record.hub_model_id
+    record = models.model_file(repository, "train.json")
+    trained = train_record.read(record)
+    if why := why_not_of_run(cloud, here, trained):
+        raise pull.nothing_kept(here.path, why)
+    files = tuple(pull.in_repository(trained).values())
+    folder, commit = models.model_folder(repository, record.parent.name, files=files)
+    return pull.from_repository(here, repository, folder, commit)

@@ -9,8 +9,7 @@ from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
 from skill_train.commands._command import RUN, argument, command, run_dir_option
 from skill_train.commands._ended_training import smoke_failure
-from skill_train.commands._fetching import from_bucket, from_repository
-from skill_train.commands._job_snapshot import why_not_pushed
+from skill_train.commands._job_snapshot import from_bucket, from_repository, why_not_pushed
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed, quoted
 from skill_train.core.units import megabytes

@@ -13,8 +13,7 @@ from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._command import AGREED, DOLLARS, RUN, argument, command, option, run_dir_option
-from skill_train.commands._fetching import from_bucket, from_repository
-from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
+from skill_train.commands._job_snapshot import Snapshot, from_bucket, from_repository, snapshot, why_not_pushed
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed, quoted

@@ -67,9 +67,8 @@ def keep_freed() -> None:
     """Makes glibc keep freed memory for the next block of its size. Other allocators are left as they are.
 
     glibc returns blocks above 128 kB, and the end of its heap, to the system as soon as they are free. Work on blocks
-    of a few MB then asks for new pages again and again, and the system zeroes each. `verify` of a model of 10 million
-    weights took 57 s of the processor without this function, 25 of them in the system, and 38 s with it (2 cores of a
-    virtual machine, 2026-11-25).
+    of a few MB then asks for new pages again and again. `verify` of 10 million weights took 57 s of the processor
+    without this function, 25 of them in the system, and 38 s with it (2 cores, 2026-11-25).
 
     In glibc each thread has its own heap and keeps the memory that it freed. `verify` of 0.5 billion weights took
     2.02 GB with one heap for all threads, and 2.30 GB without (2026-11-23).

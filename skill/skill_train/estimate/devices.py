@@ -1,7 +1,7 @@
 """How fast each device computes and reads its memory. These are published figures; this project measured none of them.
 
-Half precision is the dense tensor rate with float32 accumulation, which torch uses. On GeForce cards it is half of the
-rate that is advertised with float16 accumulation. Sources, read 2026-11-21: `trl/trainer/utils.py` of TRL 1.16.0
+Half precision is the dense tensor rate with float32 accumulation, which torch uses: half of the advertised one on
+GeForce cards. Sources, read 2026-11-21: `trl/trainer/utils.py` of TRL 1.16.0
 (`_PEAK_FLOPS_BY_DEVICE`: A10, A6000, L4, L40S, A100, H100, H200, B200, RTX PRO 6000); stas00/ml-engineering,
 compute/accelerator/README.md, 2026-08-22 (A100, H100, H200, B200, L40S); NVIDIA's architecture whitepapers of Turing,
 Ampere GA102, Ada and Blackwell and data sheets (the others); for Apple exo-explore/exo, device_capabilities.py, and

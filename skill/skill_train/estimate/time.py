@@ -75,7 +75,7 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     train, their gradients take the same once more. Recomputation takes another forward pass. Attention takes 2 matmuls
     over the causal half, and 2.5 times that in the backward pass (Dao 2023, FlashAttention-2, section 4.1). The output
     head processes only trained tokens: forward, backward, and again if TRL (on CUDA) or a head that trains computes its
-    logits twice. Pictures come on top of that: `picture_flops`.
+    logits twice. `picture_flops` has the pictures.
     """
     active = model.active_parameters or model.parameters
     if not (active and model.layers and model.hidden_size and model.vocab_size):

@@ -106,8 +106,7 @@ def parameters_of(
         model: the converted folder; its tokenizer, generation_config.json and config.json are read.
         trained_length: the longest training example in tokens, if known.
         bare: the rows were trained unchanged, without the chat template.
-        tokenizer: the model's tokenizer, if the caller has it. Its template is rendered here, so call this in the main
-            thread, where an endless template can be stopped.
+        tokenizer: the model's, if the caller has it. Its template is rendered in the main thread, which can be stopped.
         system: the system message of all rows, from `train_record.system_of`; None for none.
 
     Raises:

@@ -2,9 +2,8 @@
 
 The converter is a program with its own packages (`conversion/`, `gguf-py/`), which must come from the same tag. The
 `gguf` package on PyPI is too old for it. The source distribution of llama-cpp-python contains all of them, in the
-version that will read the files. The archive is downloaded once, with the user's own pip, so that their index, proxy
-and credentials apply. The needed files are unpacked into the cache with a manifest of digests. None of them is ever
-imported here; the converter runs as a child process.
+version that will read the files. It is downloaded once, with the user's own pip and so their index and proxy, and
+unpacked into the cache with a manifest of digests. The converter runs as a child process.
 """
 
 import ast

@@ -1,14 +1,18 @@
 """Processor, memory, control groups and battery of a Linux machine or container, read from /proc and /sys."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from skill_train.machine.probe import Probe
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "neon")
 _CPU = "/sys/devices/system/cpu"
 _GROUPS = "/sys/fs/cgroup"
+_STAT = Path("/proc/stat")
+_IDLE, _LAST = (3, 4), 8  # idle and iowait; guest times (8, 9) are in user and nice already (man 5 proc)
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,16 @@ def read_battery(probe: Probe) -> tuple[bool | None, bool | None]:
 
 def _file_text(probe: Probe, path: str) -> str:
     return (probe.read(path) or "").strip()
+
+
+def busy_seconds() -> float | None:
+    """Processor seconds that all programs of this machine used since its start, with the seconds that the host took
+    from a virtual machine (steal). None if /proc/stat does not report them."""
+    try:
+        words = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1 : 1 + _LAST]]
+    except (OSError, ValueError):
+        return None
+    if not words or words[0] != "cpu" or len(ticks) < _LAST:
+        return None
+    return sum(count for place, count in enumerate(ticks) if place not in _IDLE) / os.sysconf("SC_CLK_TCK")

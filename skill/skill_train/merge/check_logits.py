@@ -1,11 +1,9 @@
-"""Checks that the merged model is the base with its adapter, before anything else is made from it. Compares the logits
-of both on the same tokens, in fp32.
+"""Compares the logits of the merged model with those of base and adapter, in fp32, before anything is made from it.
 
 Distance. A merge in fp32 is compared with base + adapter as PEFT computes it. Correct merges measured at most 1.3e-12
-nats (mean KL divergence); the bound is 1e-8. A merge in 16 bits is compared with base + adapter after each weight is
-rounded once (`reference/rounded_merge.py`), because the merge must equal that model. Correct merges of seven families
-measured 0, and at most 9e-10 if the sums are added in another order (2026-11). Their distance from the model without
-rounding is 7e-6 to 3e-3, which depends on the model and is not judged.
+nats (mean KL divergence); the bound is 1e-8. A merge in 16 bits must equal base + adapter after each weight is rounded
+once (`reference/rounded_merge.py`). Correct merges of seven families measured 0, and at most 9e-10 if the sums are
+added in another order (2026-11). Their distance from the model without rounding, 7e-6 to 3e-3, is not judged.
 
 A weight near the middle of two steps can be rounded differently if its sum is added in another order. This happens to
 one weight in some ten thousand, and changes the answers by 1e-3 of the cost of rounding. So the bound of the median is
@@ -13,9 +11,9 @@ one weight in some ten thousand, and changes the answers by 1e-3 of the cost of 
 mean is half of the mean cost of rounding. A merge by PEFT has the same sums, so only 1e-8 applies.
 
 Share. How much of the adapter's own change of the answers is in the merged model: 1 if correct, 0 if the adapter was
-left out, 2 if it was added twice. A merge in 16 bits is compared with the rounded model here too. Rounding loses small
-changes, because bf16 weights have 8 bits: it keeps 98 % of a change of 0.5 % of the weights, 82 % of a change of 0.2 %,
-and 55 % of a change of 0.1 %.
+left out, 2 if it was added twice. Rounding loses small changes, because bf16 weights have 8 bits: it keeps 98 % of a
+change of 0.5 % of the weights, 82 % of a change of 0.2 %, and 55 % of a change of 0.1 %. So a merge in 16 bits is
+compared with the rounded model here too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Checks that every merged tensor is the base's tensor with the adapter's change, and nothing else. Both are read back
-from disk and compared row by row, in fp32, a few MB at a time. This takes seconds and little memory, while logits need
-the whole model twice.
+from disk and compared row by row, in fp32, a few MB at a time.
 
-The check computes the expected change again, from PEFT's names in the adapter's file and the fields of its config,
-independently of the merge plan. It detects a single lost row, which the logits of a large model hardly show, and names
-the tensor. It cannot detect a mistake that is in both computations. `check_logits` can, because it runs PEFT and
-transformers. It runs if the model is small enough or the adapter is more than A and B, and `verify` does the same for
-every exported file.
+The expected change is computed again, from PEFT's names in the adapter's file and the fields of its config. This finds
+a single lost row, which the logits of a large model hardly show, and names the tensor. It cannot find a mistake that is
+in both computations. `check_logits` can, because it runs PEFT and transformers. It runs if the model is small enough
+or the adapter is more than A and B, and `verify` does the same for every exported file.
 
 The error of a row is the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9
 of a weight, to f16 by 2^-12, and fp32 sums in another order by 1e-6; the bounds are four times as large. A zeroed row

@@ -3,8 +3,8 @@
 The weights are streamed from the base's shards into new ones with the same names, a block of rows at a time. The
 adapter's change is computed in fp32 (`model/lora_math.py`, `merge/plan.py`). Unchanged tensors and all other files are
 copied byte for byte. An adapter that cannot be streamed is merged by PEFT, and the record says why. A gate compares the
-result with base + adapter before it gets its final name: the weights as soon as they are written (`check_weights`), and
-the answers if the model is small enough to run twice (`check_logits`).
+result with base + adapter before it gets its name: the weights (`check_weights`), and the answers of a model that is
+small enough to run twice (`check_logits`).
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ cloud job.
     python train.py … --data PATH             read the plan's data from PATH; its fingerprint must match
     python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
 
-Rows with pictures need Pillow too, which the header leaves out: `uv run --with pillow train.py …`.
+Rows with pictures need Pillow too: `uv run --with pillow train.py …`.
 
-It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
-imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
-`launch` in the plan; every process runs this program. On stdout: one JSON event a line. In the run directory:
+Every value comes from the plan. `accelerate launch` starts a plan of several processes, with the arguments and the
+environment under `launch` in the plan. On stdout: one JSON event a line. In the run directory:
 
     environment.json    versions, device, and every argument of the trainer as the trainer saw it
     samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
@@ -37,13 +36,12 @@ imported. A plan of several processes is started by `accelerate launch` with the
 
 With `--job` the run directory is a mounted bucket, and the job's own disk is lost with it. The program proves that the
 token can write to `policy.hub_model_id`, starts itself without `--job` in a folder of that disk, and brings back each
-complete checkpoint (the newest two stay), then everything above with train.log, each folder's kept.json last; then it
-pushes the adapter, with its records and no row of the data. Started again it goes on from the newest kept checkpoint,
-or with the push. `--rehearse` beside it does the same and writes nothing to the Hub.
+complete checkpoint (the newest two stay), then everything above with train.log, each folder's kept.json last. Then it
+pushes the adapter, with its records and no row of the data. A second start goes on from the newest kept checkpoint, or
+with the push. `--rehearse` writes nothing to the Hub.
 
 Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 4 not signed in, or no permission to write · 5 training or
-the push failed · 7 a package is missing · 8 the Hub cannot be reached before training. train.failed.json says why, in
-the words of the process that failed first.
+the push failed · 7 a package is missing · 8 the Hub cannot be reached before training. train.failed.json says why.
 """
 
 from __future__ import annotations

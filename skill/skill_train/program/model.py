@@ -67,10 +67,9 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
     projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
 
-    The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
-    mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
-    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16). Where TRL's own fused head is fast
-    (`fused`) and can score the model, it stays.
+    The model's own forward pass runs without the product with its head, so the balancing loss of a mixture is its own
+    too. TRL 1.16 reads that from `config.num_experts`, which Granite's lack, and asks Llama 4 for a `last_hidden_state`
+    that it does not return. Where TRL's own fused head is fast (`fused`) and can score the model, it stays.
     """
     import functools
     import types

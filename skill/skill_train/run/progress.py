@@ -72,11 +72,9 @@ def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
 
 
 def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
-    """The timeout in seconds of a job that continues from a checkpoint, after a job that ran out of time. It is a whole
-    number of minutes.
-
-    It is computed from the measured time of the remaining steps, and the time that the job spent outside its steps. If
-    no step was timed, it is twice the last timeout. If the number of the job's steps is unknown, it is at least that.
+    """The timeout of a job that continues from a checkpoint, in seconds of whole minutes: the measured time of the
+    remaining steps, and the time outside of steps. It is twice the last timeout if no step was timed, and at least that
+    if the number of the job's steps is unknown.
 
     Args:
         kept_step: the step of the newest stored checkpoint; 0 without one.

@@ -90,7 +90,7 @@ class VerifyRequest:
             lie beside a file are read too.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
-        unread: names of files that belong here and cannot be judged, each with the reason.
+        unread: why files that belong here cannot be judged, by their names.
         pictures: what pairs with a projector are judged by; None leaves projectors unjudged, and says so.
         engines: names of the programs that the files are asked in, or `all`.
     """

@@ -1,16 +1,7 @@
 """Child process: llama_cpp.server on one GGUF file, with the file's own template and the model's own defaults.
 
-Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.py, 2026-11-26). An unchanged server
-
-- guesses a chat format from the template's text, and takes llama-2's format if a file has no template;
-- reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
-- has the request defaults `repeat_penalty` 1.1 and `temperature` 0.8;
-- seeds a request without a seed from the one before, and the first one always with the same seed;
-- penalizes only the last 64 tokens of the answer, and applies the temperature after top_k, top_p and min_p;
-- reorders the fields of tools and messages by its own classes, and drops fields that the classes do not name;
-- accepts requests from the pages of every site (CORS `*`);
-- ends a stream when another request comes, and sends nothing if a stream begins with an error;
-- crashes on a grammar that llama.cpp refuses or finds no token for (SIGSEGV, SIGABRT), and on unknown token ids.
+What the unchanged server of llama-cpp-python 0.3.36 does otherwise is listed in references/engines.md (read in
+llama_cpp/server/, llama.py and llama_chat_format.py, 2026-11-26).
 """
 
 import dataclasses

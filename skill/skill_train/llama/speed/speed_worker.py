@@ -19,7 +19,7 @@ from skill_train.core.errors import NativeCrash
 from skill_train.core.worker import report_progress, run_worker, worker_main
 from skill_train.llama.llama_cpp import Llama, as_users_run, uses_gpu
 from skill_train.llama.sampling import require_numbers
-from skill_train.machine.load import busy_seconds
+from skill_train.machine.linux import busy_seconds
 
 if TYPE_CHECKING:
     import numpy as np
