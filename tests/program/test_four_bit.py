@@ -37,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps, each of all rows, of which all tokens train."""
+    """Four steps, each of all rows, of which all tokens train."""
     run = write_run(tmp_path_factory.mktemp("straight") / "run")
     assert trained(run) == 0, (run / "log").read_text()[-3000:]
     return run
@@ -50,8 +50,8 @@ def write_run(run: Path, **values: Any) -> Path:
         "target_modules": ["q_proj", "v_proj", "down_proj"],
         "learning_rate": 1e-3,
     }
-    batch = {"effective_batch_size": ROWS, "split": (8, 3, 1), "max_steps": 6}
-    return training.write_run(run, base=tiny.cached("qwen3"), load_in_4bit=True, **batch, **options, **values)
+    batch = {"effective_batch_size": ROWS, "split": (8, 3, 1), "max_steps": 4}
+    return training.write_run(run, load_in_4bit=True, **batch, **options, **values)
 
 
 def trained(run: Path, *options: str) -> int:
@@ -78,7 +78,7 @@ def test_the_first_loss_is_that_of_the_base_in_nf4(straight: Path) -> None:
 def test_a_resumed_training_ends_with_the_same_adapter(straight: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(straight, tmp_path / "run"))
     shutil.rmtree(run / "adapter")
-    shutil.rmtree(run / "checkpoints" / "checkpoint-6")
+    shutil.rmtree(run / "checkpoints" / "checkpoint-4")
     (run / "train.json").unlink()
     assert trained(run, "--resume") == 0, (run / "log").read_text()[-3000:]
     names = [f"{folder}/adapter/adapter_model.safetensors" for folder in (run, straight)]
@@ -100,7 +100,7 @@ def test_the_adapter_is_merged_into_the_base_in_full_precision(straight: Path, t
     run = Path(shutil.copytree(straight, tmp_path / "run"))
     done = subprocess.run([sys.executable, "-m", "skill_train", "merge", str(run)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    base, merged = (load_file(folder / "model.safetensors") for folder in (tiny.cached("qwen3"), run / "merged"))
+    base, merged = (load_file(folder / "model.safetensors") for folder in (tiny.cached("gemma"), run / "merged"))
     adapter, config = load_file(run / "adapter" / "adapter_model.safetensors"), run / "adapter" / "adapter_config.json"
     scale = json.loads(config.read_text())["lora_alpha"] / json.loads(config.read_text())["r"]
     for name, weight in base.items():
@@ -114,7 +114,7 @@ def test_the_adapter_is_merged_into_the_base_in_full_precision(straight: Path, t
 def loss_of_base(*, in_nf4: bool) -> float:
     """The mean loss of all tokens of all rows, by transformers. `in_nf4`: the linear layers of the blocks are rounded
     as QLoRA says it, without the second rounding, of the scales."""
-    folder = tiny.cached("qwen3")
+    folder = tiny.cached("gemma")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     if in_nf4:
